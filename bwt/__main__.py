@@ -1,0 +1,5 @@
+import sys
+
+from bwt.cli import main
+
+sys.exit(main())

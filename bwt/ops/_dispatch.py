@@ -1,0 +1,78 @@
+"""Which backend serves a call.
+
+`auto` takes the fast path of the tensors' device. A backend named explicitly is used or refused
+with the reason; nothing falls back to another one silently.
+"""
+
+import os
+from collections.abc import Callable
+
+import torch
+
+from bwt.ops import _library
+
+AUTO = {"cpu": ("native",), "cuda": ("triton", "cuda")}
+
+
+def _unusable_native(device: torch.device) -> str | None:
+    if device.type != "cpu":
+        return f"serves CPU tensors, and these are on {device}"
+    return _library.native_fault
+
+
+def _unusable_cuda(device: torch.device) -> str | None:
+    if device.type != "cuda":
+        return f"serves CUDA tensors, and these are on {device}"
+    return _library.cuda_fault
+
+
+def _unusable_reference(device: torch.device) -> str | None:
+    return None if device.type == "cpu" else f"computes in NumPy, and these tensors are on {device}"
+
+
+UNUSABLE: dict[str, Callable[[torch.device], str | None]] = {
+    "native": _unusable_native,
+    "cuda": _unusable_cuda,
+    "torch": lambda device: None,
+    "reference": _unusable_reference,
+}
+
+# Backends of each op, filled by the ops' modules.
+BACKENDS: dict[str, tuple[str, ...]] = {}
+
+
+def choose(op: str, backend: str, device: torch.device) -> str:
+    """The name of the backend that serves this call.
+
+    Raises:
+        ValueError: the backend does not exist for this op.
+        RuntimeError: it exists and cannot serve; the message says why and what to do.
+    """
+    if backend == "auto":
+        backend = os.environ.get("BWT_BACKEND", "auto")
+    if backend == "auto":
+        return _choose_automatically(op, device)
+    if backend not in BACKENDS[op]:
+        known = ", ".join(("auto", *BACKENDS[op]))
+        raise ValueError(f"{op}: no backend {backend!r}; choose one of {known}")
+    if reason := UNUSABLE[backend](device):
+        raise RuntimeError(f"{op}: backend {backend!r} cannot serve: {reason}")
+    return backend
+
+
+def _choose_automatically(op: str, device: torch.device) -> str:
+    candidates = [name for name in AUTO.get(device.type, ()) if name in BACKENDS[op]]
+    reasons = []
+    for name in candidates:
+        reason = UNUSABLE[name](device)
+        if reason is None:
+            return name
+        reasons.append(f"{name}: {reason}")
+    why = "; ".join(reasons) or f"no backend for tensors on {device}"
+    others = ", ".join(name for name in BACKENDS[op] if name not in candidates)
+    raise RuntimeError(f"{op}: {why} (or pass backend= one of {others})")
+
+
+def status(backend: str) -> str | None:
+    """Why a backend is not usable on this machine, or None."""
+    return UNUSABLE[backend](torch.device("cuda" if backend in AUTO["cuda"] else "cpu"))
