@@ -1,0 +1,5 @@
+"""NumPy float64 oracles, one per op: plain rather than fast. Kernels are tested against them."""
+
+from bwt.reference.bijection_posterior import bijection_posterior
+
+__all__ = ["bijection_posterior"]

@@ -1,0 +1,22 @@
+"""The only place with error bounds. Each is derived; none depends on the environment."""
+
+import torch
+
+
+def rounding(dtype: torch.dtype, scale: float = 1.0) -> float:
+    """A value of size `scale`, computed in float64 and rounded once; 2 eps leaves room for the
+    float64 computation itself."""
+    return 2 * torch.finfo(dtype).eps * max(scale, 1.0)
+
+
+def subset_sums(num_symbols: int, steps: int) -> float:
+    """Probabilities from sums of non-negative products in float64. Relative errors add along a
+    product of up to `num_symbols` factors, each the exponential of a sum of up to `steps` logs
+    (error about steps * |log| * eps, |log| < 40), and sums of non-negative terms do not amplify
+    them."""
+    return torch.finfo(torch.float64).eps * (40.0 * steps + 4.0 * num_symbols)
+
+
+def running_sum(steps: int, scale: float) -> float:
+    """A float64 sum of `steps` terms of one sign and total size `scale`, on both sides."""
+    return 2 * steps * torch.finfo(torch.float64).eps * scale
