@@ -1,0 +1,211 @@
+"""Exact posterior over bijections: the public op."""
+
+import torch
+from torch import Tensor
+
+from bwt import reference
+from bwt.ops import _dispatch, _library
+from bwt.ops._bijection_posterior_torch import bijection_posterior_torch
+from bwt.reference.bijection_posterior import BijectionPosterior, contradiction
+
+OP = "bijection_posterior"
+MAX_SYMBOLS = 4096
+MAX_NOISY_SYMBOLS = 24  # the table of subsets: 2^V doubles per thread (128 MB at 24)
+ROW_SUM_TOLERANCE = 1e-4
+NO_FAULT = 0x7F7F7F7F7F7F7F7F  # kNoFault of csrc/bijection_posterior.h
+
+_dispatch.BACKENDS[OP] = ("native", "cuda", "torch", "reference")
+
+
+def bijection_posterior(
+    keys: Tensor,
+    values: Tensor,
+    num_symbols: int,
+    *,
+    channel: Tensor | None = None,
+    backend: str = "auto",
+) -> BijectionPosterior:
+    """Posterior of a uniformly drawn bijection, step by step, exactly.
+
+    Row t is p(pi(keys[t]) = . | pairs before t). Without a channel, values are pi(key) itself, and
+    the cost is that of writing the output. With a channel, values are drawn from
+    channel[pi(key), .] and the posterior comes from dynamic programming over subsets of values:
+    sum_i i * C(V, i) multiply-adds per sequence if no key repeats, at most V * 2^(V-1); a repeated
+    key rebuilds the levels above it. Gradients flow to the channel.
+
+    Args:
+        keys, values: [B, K] int32 or int64 in [0, num_symbols), any strides; keys may repeat.
+        num_symbols: V, at most 4096; at most 24 with a channel.
+        channel: [V, V] float32 or float64, row-stochastic p(observed | true).
+        backend: "auto", "native", "cuda", "torch" or "reference".
+
+    Returns:
+        BijectionPosterior(posterior [B, K, V], entropy [B, K] in bits, log_evidence [B, K] with
+        log p(values[0..t] | keys[0..t])), in the channel's dtype or torch's default dtype.
+
+    Raises:
+        ValueError: an argument is malformed, or the evidence contradicts itself (probability
+            zero). Inside torch.compile this is not checked: from the contradiction on, rows are
+            zero and log_evidence is -inf.
+
+    >>> import torch
+    >>> keys, values = torch.tensor([[0, 2, 0]]), torch.tensor([[1, 3, 1]])
+    >>> bijection_posterior(keys, values, 4).entropy
+    tensor([[2.0000, 1.5850, 0.0000]])
+    """
+    _check_ids(keys, values)
+    _check_symbols(num_symbols, noisy=channel is not None)
+    if channel is not None:
+        _check_channel(channel, num_symbols, keys.device)
+    chosen = _dispatch.choose(OP, backend, keys.device)
+    if chosen == "reference":
+        return _reference(keys, values, num_symbols, channel)
+    dtype = torch.get_default_dtype() if channel is None else channel.dtype
+    exact_channel = None if channel is None else channel.double()
+    run = bijection_posterior_torch if chosen == "torch" else torch.ops.bwt.bijection_posterior
+    *outputs, fault = run(keys, values, num_symbols, exact_channel, dtype)
+    if not torch.compiler.is_compiling():
+        _raise_fault(int(fault), keys, values, num_symbols)
+    return BijectionPosterior(*outputs)
+
+
+def _check_ids(keys: Tensor, values: Tensor) -> None:
+    for name, ids in (("keys", keys), ("values", values)):
+        if not isinstance(ids, Tensor):
+            raise ValueError(f"{OP}: {name} must be a torch tensor, got {type(ids).__name__}")
+        if ids.dtype not in (torch.int32, torch.int64):
+            raise ValueError(f"{OP}: {name} must be int32 or int64, got {ids.dtype}")
+        if ids.ndim != 2:
+            raise ValueError(f"{OP}: {name} must be [batch, steps], got shape {tuple(ids.shape)}")
+    if (keys.shape, keys.dtype, keys.device) != (values.shape, values.dtype, values.device):
+        raise ValueError(
+            f"{OP}: keys and values must agree in shape, dtype and device, got "
+            f"{tuple(keys.shape)} {keys.dtype} on {keys.device} and "
+            f"{tuple(values.shape)} {values.dtype} on {values.device}"
+        )
+
+
+def _check_symbols(num_symbols: int, *, noisy: bool) -> None:
+    if isinstance(num_symbols, bool) or not isinstance(num_symbols, int | torch.SymInt):
+        raise ValueError(f"{OP}: num_symbols must be an int, got {type(num_symbols).__name__}")
+    limit = MAX_NOISY_SYMBOLS if noisy else MAX_SYMBOLS
+    if not 1 <= num_symbols <= limit:
+        reason = " with a channel (its table of subsets has 2^V entries)" if noisy else ""
+        raise ValueError(f"{OP}: num_symbols must be 1 to {limit}{reason}, got {num_symbols}")
+
+
+def _check_channel(channel: Tensor, num_symbols: int, device: torch.device) -> None:
+    if not isinstance(channel, Tensor) or channel.dtype not in (torch.float32, torch.float64):
+        got = channel.dtype if isinstance(channel, Tensor) else type(channel).__name__
+        raise ValueError(f"{OP}: channel must be a float32 or float64 tensor, got {got}")
+    if tuple(channel.shape) != (num_symbols, num_symbols) or channel.device != device:
+        raise ValueError(
+            f"{OP}: channel must be [{num_symbols}, {num_symbols}] on {device}, "
+            f"got {tuple(channel.shape)} on {channel.device}"
+        )
+    if torch.compiler.is_compiling():
+        return
+    rows = channel.detach().double()
+    wrong = ~((rows >= 0).all(1) & ((rows.sum(1) - 1).abs() <= ROW_SUM_TOLERANCE))
+    if bool(wrong.any()):
+        row = int(wrong.nonzero()[0])
+        raise ValueError(
+            f"{OP}: channel[{row}] is not a distribution (sum {float(rows[row].sum()):.6g}, "
+            f"smallest entry {float(rows[row].min()):.3g}); divide each row by its sum"
+        )
+
+
+def _reference(keys, values, num_symbols, channel) -> BijectionPosterior:
+    if channel is not None and channel.requires_grad:
+        raise RuntimeError(f"{OP}: backend 'reference' has no gradient; detach the channel")
+    dtype = torch.get_default_dtype() if channel is None else channel.dtype
+    _raise_fault(_range_fault(keys, values, num_symbols), keys, values, num_symbols)
+    arrays = reference.bijection_posterior(
+        keys.numpy(),
+        values.numpy(),
+        num_symbols,
+        channel=None if channel is None else channel.numpy(),
+    )
+    return BijectionPosterior(*(torch.from_numpy(array).to(dtype) for array in arrays))
+
+
+def _range_fault(keys: Tensor, values: Tensor, num_symbols: int) -> int:
+    """The first id out of range, in the code of the kernels."""
+    codes = [
+        torch.where((ids < 0) | (ids >= num_symbols), step * 4 + code, NO_FAULT)
+        for code, ids in enumerate((keys, values))
+        for step in [torch.arange(ids.numel()).view(ids.shape)]
+    ]
+    return min(int(code.min()) if code.numel() else NO_FAULT for code in codes)
+
+
+def _raise_fault(fault: int, keys: Tensor, values: Tensor, num_symbols: int) -> None:
+    if fault == NO_FAULT:
+        return
+    row, kind = divmod(fault, 4)
+    b, t = divmod(row, keys.shape[1])
+    key, value = int(keys[b, t]), int(values[b, t])
+    if kind == 2:
+        raise ValueError(contradiction(b, t, key, value))
+    name, got = ("keys", key) if kind == 0 else ("values", value)
+    raise ValueError(
+        f"{OP}: {name}[{b}, {t}] is {got}; ids must be 0 to {num_symbols - 1} "
+        f"(num_symbols={num_symbols})"
+    )
+
+
+_library.define(
+    "bijection_posterior(Tensor keys, Tensor values, int num_symbols, Tensor? channel, "
+    "ScalarType dtype) -> (Tensor, Tensor, Tensor, Tensor)"
+)
+_library.define(
+    "bijection_posterior_backward(Tensor grad_posterior, Tensor grad_entropy, "
+    "Tensor grad_later_evidence, Tensor keys, Tensor values, Tensor channel) -> Tensor"
+)
+
+
+@torch.library.register_fake("bwt::bijection_posterior")
+def _fake(keys, values, num_symbols, channel, dtype):
+    batch, length = keys.shape
+    return (
+        keys.new_empty((batch, length, num_symbols), dtype=dtype),
+        keys.new_empty((batch, length), dtype=dtype),
+        keys.new_empty((batch, length), dtype=dtype),
+        keys.new_empty((1,), dtype=torch.int64),
+    )
+
+
+@torch.library.register_fake("bwt::bijection_posterior_backward")
+def _fake_backward(grad_posterior, grad_entropy, grad_later_evidence, keys, values, channel):
+    return torch.empty_like(channel)
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    keys, values, num_symbols, channel, dtype = inputs
+    ctx.save_for_backward(keys, values, channel)
+    ctx.num_symbols, ctx.dtype = num_symbols, dtype
+
+
+def _backward(ctx, grad_posterior, grad_entropy, grad_log_evidence, grad_fault):
+    keys, values, channel = ctx.saved_tensors
+    if channel is None or not ctx.needs_input_grad[3]:
+        return None, None, None, None, None
+    shape = keys.shape
+
+    def dense(grad, size):
+        return keys.new_zeros(size, dtype=ctx.dtype) if grad is None else grad.contiguous()
+
+    # The evidence of a step is part of that of every later step.
+    later = dense(grad_log_evidence, shape).double().flip(-1).cumsum(-1).flip(-1)
+    grad_channel = torch.ops.bwt.bijection_posterior_backward(
+        dense(grad_posterior, (*shape, ctx.num_symbols)),
+        dense(grad_entropy, shape),
+        later.contiguous(),
+        keys,
+        values,
+        channel,
+    )
+    return None, None, None, grad_channel, None
+
+
+torch.library.register_autograd("bwt::bijection_posterior", _backward, setup_context=_setup_context)

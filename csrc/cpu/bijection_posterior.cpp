@@ -1,0 +1,286 @@
+// CPU implementation of bwt::bijection_posterior: threads over sequences, SIMD inside one.
+#include "bijection_posterior.h"
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/Exception.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+namespace bwt {
+
+struct SerialTeam {
+  template <class Body>
+  void each(int count, Body body) const {
+    for (int i = 0; i < count; ++i) body(i);
+  }
+  template <class Body>
+  void one(Body body) const {
+    body();
+  }
+  void sync() const {}
+};
+
+// The ids of a batch as they lie in a tensor: int32 or int64, any strides.
+struct IdView {
+  const char* data;
+  bool wide;  // int64
+  int64_t row_bytes, column_bytes;
+
+  // Ids that int32 cannot hold stay out of range.
+  int at(int64_t offset) const {
+    const char* address = data + offset;
+    if (!wide) return *reinterpret_cast<const int32_t*>(address);
+    const int64_t id = *reinterpret_cast<const int64_t*>(address);
+    return id == static_cast<int32_t>(id) ? static_cast<int32_t>(id) : -1;
+  }
+};
+
+// The steps of one sequence.
+struct StepView {
+  IdView keys, values;
+  int64_t length;
+
+  int key(int64_t t) const { return keys.at(t * keys.column_bytes); }
+  int value(int64_t t) const { return values.at(t * values.column_bytes); }
+
+  StepView row(int64_t b) const {
+    StepView view = *this;
+    view.keys.data += b * keys.row_bytes;
+    view.values.data += b * values.row_bytes;
+    return view;
+  }
+};
+
+namespace {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+// Sequences are handed out in this many pieces, whatever the number of threads, so that the sum of
+// gradients does not depend on it.
+constexpr int64_t kGradientPieces = 64;
+
+template <class T>
+const T* data(const Tensor& tensor) {
+  return static_cast<const T*>(tensor.data_ptr());
+}
+
+template <class T>
+T* mutable_data(const Tensor& tensor) {
+  return static_cast<T*>(tensor.data_ptr());
+}
+
+IdView id_view(const Tensor& ids) {
+  const bool wide = ids.scalar_type() == ScalarType::Long;
+  const int64_t bytes = wide ? sizeof(int64_t) : sizeof(int32_t);
+  return {data<char>(ids), wide, ids.stride(0) * bytes, ids.stride(1) * bytes};
+}
+
+StepView step_view(const Tensor& keys, const Tensor& values) {
+  return {id_view(keys), id_view(values), keys.size(1)};
+}
+
+// What a count n of unused values implies, for n = 0..V.
+template <class Out>
+struct CountTables {
+  explicit CountTables(int symbols)
+      : share(symbols + 1),
+        log2_count(symbols + 1),
+        log_evidence(symbols + 1) {
+    double log_falling = 0.0;  // log(n! / V!)
+    for (int n = symbols; n > 0; --n) {
+      share[n] = static_cast<Out>(1.0 / n);
+      log2_count[n] = static_cast<Out>(std::log2(n));
+      log_evidence[n] = static_cast<Out>(log_falling);
+      log_falling -= std::log(n);
+    }
+    log_evidence[0] = static_cast<Out>(log_falling);
+  }
+  std::vector<Out> share, log2_count, log_evidence;
+};
+
+}  // namespace
+}  // namespace bwt
+
+#define BWT_SIMD_FILE "cpu/bijection_posterior_simd.h"
+#include "cpu/foreach_simd.h"
+
+namespace bwt {
+namespace {
+
+class FirstFault {
+ public:
+  void report(int64_t sequence, int64_t length, int64_t fault) {
+    const int64_t mine = sequence * length * 4 + fault;
+    int64_t seen = first_.load(std::memory_order_relaxed);
+    while (mine < seen && !first_.compare_exchange_weak(seen, mine)) {
+    }
+  }
+  int64_t get() const { return first_.load(); }
+
+ private:
+  std::atomic<int64_t> first_{kNoFault};
+};
+
+struct Outputs {
+  Tensor posterior, entropy, log_evidence;
+
+  template <class Out>
+  RowWriter<Out> writer() const {
+    return {mutable_data<Out>(posterior), mutable_data<Out>(entropy),
+            mutable_data<Out>(log_evidence)};
+  }
+};
+
+template <class Out>
+void settle(int64_t sequence, int64_t fault, RowWriter<Out>& out, int64_t length, int symbols,
+            FirstFault& first_fault) {
+  out.clear(SerialTeam{}, fault, length, symbols);
+  first_fault.report(sequence, length, fault);
+}
+
+template <class Id, class Out>
+void noiseless(const Tensor& keys, const Tensor& values, int symbols, const Outputs& outputs,
+               FirstFault& first_fault) {
+  const int64_t length = keys.size(1);
+  const StepView steps = step_view(keys, values);
+  const RowWriter<Out> writer = outputs.writer<Out>();
+  const CountTables<Out> tables(symbols);
+  const int64_t grain = 1 + 16384 / (1 + length * symbols);
+  torch::stable::parallel_for(0, keys.size(0), grain, [&](int64_t begin, int64_t end) {
+    BWT_SIMD_CALL(noiseless_sequences<Id>, begin, end, steps, symbols, tables, writer,
+                  [&](int64_t b, int64_t fault, RowWriter<Out>& out) {
+                    settle(b, fault, out, length, symbols, first_fault);
+                  });
+  });
+}
+
+// Zeroed and lazily mapped: pages of levels that a short sequence never reaches cost nothing.
+template <class Real>
+struct TableMemory {
+  TableMemory(int symbols, bool adjoints)
+      : numbers(static_cast<Real*>(std::calloc(
+            BWT_SIMD_CALL(BlockedTable<Real>::size, symbols) * (adjoints ? 2 : 1), sizeof(Real)))) {
+    STD_TORCH_CHECK(numbers != nullptr, "bijection_posterior: no memory for the subset table");
+  }
+  ~TableMemory() { std::free(numbers); }
+  TableMemory(const TableMemory&) = delete;
+  TableMemory& operator=(const TableMemory&) = delete;
+
+  Real* numbers;
+};
+
+std::vector<double> logarithms(const Tensor& channel) {
+  const double* p = data<double>(channel);
+  std::vector<double> logs(channel.numel());
+  for (size_t i = 0; i < logs.size(); ++i) logs[i] = std::log(p[i]);
+  return logs;
+}
+
+template <class Real, class Out>
+void noisy(const Tensor& keys, const Tensor& values, int symbols, const Tensor& probability,
+           const Outputs& outputs, FirstFault& first_fault) {
+  const int64_t length = keys.size(1);
+  const StepView steps = step_view(keys, values);
+  const RowWriter<Out> writer = outputs.writer<Out>();
+  const std::vector<double> logs = logarithms(probability);
+  const Channel channel{data<double>(probability), logs.data()};
+  torch::stable::parallel_for(0, keys.size(0), 1, [&](int64_t begin, int64_t end) {
+    TableMemory<Real> table(symbols, false);
+    BWT_SIMD_CALL(
+        noisy_sequences, begin, end, steps, symbols, channel, table.numbers, false,
+        [&](int64_t b) { return writer.at(b, length, symbols); },
+        [&](int64_t b, int64_t fault, RowWriter<Out>& out) {
+          settle(b, fault, out, length, symbols, first_fault);
+        });
+  });
+}
+
+template <class Real, class In>
+void channel_gradient(const Tensor& d_posterior, const Tensor& d_entropy,
+                      const Tensor& d_later_evidence, const Tensor& keys, const Tensor& values,
+                      const Tensor& probability, double* total) {
+  const int64_t batch = keys.size(0), length = keys.size(1);
+  const int symbols = static_cast<int>(probability.size(0));
+  const StepView steps = step_view(keys, values);
+  const int64_t pieces = std::min(batch, kGradientPieces);
+  const size_t entries = static_cast<size_t>(symbols) * symbols;
+  const std::vector<double> logs = logarithms(probability);
+  const Channel channel{data<double>(probability), logs.data()};
+  std::vector<double> sums(pieces * entries);
+  torch::stable::parallel_for(0, pieces, 1, [&](int64_t begin, int64_t end) {
+    TableMemory<Real> table(symbols, true);
+    for (int64_t piece = begin; piece < end; ++piece) {
+      const auto sink = [&](int64_t b) {
+        return ChannelGradient<Real, In>{
+            data<In>(d_posterior) + b * length * symbols, data<In>(d_entropy) + b * length,
+            data<double>(d_later_evidence) + b * length, sums.data() + piece * entries};
+      };
+      BWT_SIMD_CALL(noisy_sequences, batch * piece / pieces, batch * (piece + 1) / pieces, steps,
+                    symbols, channel, table.numbers, true, sink, [](auto...) {});
+    }
+  });
+  for (int64_t piece = 0; piece < pieces; ++piece) {
+    for (size_t i = 0; i < entries; ++i) total[i] += sums[piece * entries + i];
+  }
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> bijection_posterior(const Tensor& keys,
+                                                               const Tensor& values,
+                                                               int64_t num_symbols,
+                                                               const std::optional<Tensor>& channel,
+                                                               ScalarType dtype) {
+  const int64_t batch = keys.size(0), length = keys.size(1);
+  const int symbols = static_cast<int>(num_symbols);
+  Outputs outputs{torch::stable::new_empty(keys, {batch, length, num_symbols}, dtype),
+                  torch::stable::new_empty(keys, {batch, length}, dtype),
+                  torch::stable::new_empty(keys, {batch, length}, dtype)};
+  FirstFault first_fault;
+  const bool narrow = dtype == ScalarType::Float;
+  if (!channel.has_value()) {
+    const bool wide_ids = keys.scalar_type() == ScalarType::Long;
+    auto run = wide_ids ? (narrow ? noiseless<int64_t, float> : noiseless<int64_t, double>)
+                        : (narrow ? noiseless<int32_t, float> : noiseless<int32_t, double>);
+    run(keys, values, symbols, outputs, first_fault);
+  } else if (needs_wide(data<double>(*channel), channel->numel(), length)) {
+    narrow ? noisy<Wide, float>(keys, values, symbols, *channel, outputs, first_fault)
+           : noisy<Wide, double>(keys, values, symbols, *channel, outputs, first_fault);
+  } else {
+    narrow ? noisy<double, float>(keys, values, symbols, *channel, outputs, first_fault)
+           : noisy<double, double>(keys, values, symbols, *channel, outputs, first_fault);
+  }
+  Tensor fault = torch::stable::new_empty(keys, {1}, ScalarType::Long);
+  *mutable_data<int64_t>(fault) = first_fault.get();
+  return {outputs.posterior, outputs.entropy, outputs.log_evidence, fault};
+}
+
+Tensor bijection_posterior_backward(const Tensor& d_posterior, const Tensor& d_entropy,
+                                    const Tensor& d_later_evidence, const Tensor& keys,
+                                    const Tensor& values, const Tensor& channel) {
+  Tensor d_channel = torch::stable::new_zeros(channel, {channel.size(0), channel.size(1)});
+  double* total = mutable_data<double>(d_channel);
+  const bool narrow = d_posterior.scalar_type() == ScalarType::Float;
+  auto run = needs_wide(data<double>(channel), channel.numel(), keys.size(1))
+                 ? (narrow ? channel_gradient<Wide, float> : channel_gradient<Wide, double>)
+                 : (narrow ? channel_gradient<double, float> : channel_gradient<double, double>);
+  run(d_posterior, d_entropy, d_later_evidence, keys, values, channel, total);
+  return d_channel;
+}
+
+}  // namespace
+}  // namespace bwt
+
+STABLE_TORCH_LIBRARY_IMPL(bwt, CPU, m) {
+  m.impl("bijection_posterior", TORCH_BOX(&bwt::bijection_posterior));
+  m.impl("bijection_posterior_backward", TORCH_BOX(&bwt::bijection_posterior_backward));
+}
