@@ -1,0 +1,240 @@
+// CUDA implementation of bwt::bijection_posterior: tensors in, launches, tensors out.
+#include <cuda_runtime.h>
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/macros.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "cuda/bijection_posterior_noiseless.cuh"
+#include "cuda/bijection_posterior_noisy.cuh"
+
+namespace bwt {
+namespace {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+// Tables in global memory may take this much together; more sequences wait their turn.
+constexpr size_t kWorkspaceBytes = size_t{1} << 30;
+
+template <class T>
+T* data(const Tensor& tensor) {
+  return static_cast<T*>(tensor.data_ptr());
+}
+
+cudaStream_t current_stream(const Tensor& tensor) {
+  void* stream = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &stream));
+  return static_cast<cudaStream_t>(stream);
+}
+
+int device_attribute(cudaDeviceAttr attribute) {
+  int device = 0, value = 0;
+  STD_CUDA_CHECK(cudaGetDevice(&device));
+  STD_CUDA_CHECK(cudaDeviceGetAttribute(&value, attribute, device));
+  return value;
+}
+
+// Sorted subsets, made once per device and number of symbols and kept: at most 64 MB at V = 24.
+SubsetList subset_list(int symbols) {
+  static std::mutex mutex;
+  static std::map<std::pair<int, int>, SubsetList> made;
+  int device = 0;
+  STD_CUDA_CHECK(cudaGetDevice(&device));
+  const std::lock_guard<std::mutex> lock(mutex);
+  auto [entry, fresh] = made.try_emplace({device, symbols});
+  if (!fresh) return entry->second;
+  std::vector<int> begin(symbols + 2);
+  const uint32_t subsets = 1u << symbols;
+  for (uint32_t set = 0; set < subsets; ++set) ++begin[__builtin_popcount(set) + 1];
+  for (int size = 0; size <= symbols; ++size) begin[size + 1] += begin[size];
+  std::vector<uint32_t> masks(subsets);
+  std::vector<int> next(begin);
+  for (uint32_t set = 0; set < subsets; ++set) masks[next[__builtin_popcount(set)]++] = set;
+  uint32_t* device_masks = nullptr;
+  int* device_begin = nullptr;
+  STD_CUDA_CHECK(cudaMalloc(&device_masks, masks.size() * sizeof(uint32_t)));
+  STD_CUDA_CHECK(cudaMalloc(&device_begin, begin.size() * sizeof(int)));
+  STD_CUDA_CHECK(cudaMemcpy(device_masks, masks.data(), masks.size() * sizeof(uint32_t),
+                            cudaMemcpyHostToDevice));
+  STD_CUDA_CHECK(
+      cudaMemcpy(device_begin, begin.data(), begin.size() * sizeof(int), cudaMemcpyHostToDevice));
+  return entry->second = {device_masks, device_begin};
+}
+
+// The channel with its logarithms on the device, and whether doubles are wide enough for it.
+struct PreparedChannel {
+  Tensor logs;
+  Channel view;
+  bool wide;
+
+  PreparedChannel(const Tensor& channel, int64_t length, cudaStream_t stream)
+      : logs(torch::stable::empty_like(channel)) {
+    const size_t count = channel.numel(), bytes = count * sizeof(double);
+    std::vector<double> host(count);
+    STD_CUDA_CHECK(
+        cudaMemcpyAsync(host.data(), channel.data_ptr(), bytes, cudaMemcpyDeviceToHost, stream));
+    STD_CUDA_CHECK(cudaStreamSynchronize(stream));
+    wide = needs_wide(host.data(), count, length);
+    for (double& entry : host) entry = std::log(entry);
+    STD_CUDA_CHECK(
+        cudaMemcpyAsync(logs.data_ptr(), host.data(), bytes, cudaMemcpyHostToDevice, stream));
+    STD_CUDA_CHECK(cudaStreamSynchronize(stream));  // host goes out of scope
+    view = {data<const double>(channel), data<const double>(logs)};
+  }
+};
+
+struct Plan {
+  int blocks, threads;
+  size_t shared_bytes;
+  std::optional<Tensor> workspace;
+};
+
+// Where the table lives and how many blocks run at once.
+template <class Real>
+Plan plan_noisy(const Tensor& keys, int symbols, bool adjoints) {
+  const size_t scratch = NoisyBatch<Real>::scratch_bytes(symbols);
+  const size_t table = (sizeof(Real) << symbols) * (adjoints ? 2 : 1);
+  const int64_t batch = keys.size(0);
+  Plan plan{0, symbols <= 10 ? 128 : 256, scratch, std::nullopt};
+  const int resident = 8 * device_attribute(cudaDevAttrMultiProcessorCount);
+  if (scratch + table <= size_t(device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin))) {
+    plan.shared_bytes += table;
+    plan.blocks = static_cast<int>(std::min<int64_t>(batch, resident));
+  } else {
+    const int64_t fitting = std::max<int64_t>(1, kWorkspaceBytes / table);
+    plan.blocks = static_cast<int>(std::min<int64_t>({batch, resident, fitting}));
+    plan.workspace = torch::stable::new_empty(keys, {plan.blocks, static_cast<int64_t>(table)},
+                                              ScalarType::Byte);
+  }
+  return plan;
+}
+
+template <class Real>
+NoisyBatch<Real> noisy_batch(const Tensor& keys, const Tensor& values, int symbols,
+                             const PreparedChannel& channel, const Plan& plan,
+                             int64_t* first_fault) {
+  return {data<const int64_t>(keys),
+          data<const int64_t>(values),
+          keys.size(0),
+          keys.size(1),
+          symbols,
+          channel.view,
+          subset_list(symbols),
+          plan.workspace ? data<Real>(*plan.workspace) : nullptr,
+          first_fault};
+}
+
+template <class Kernel, class... Arguments>
+void launch(Kernel kernel, const Plan& plan, cudaStream_t stream, Arguments... arguments) {
+  STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      static_cast<int>(plan.shared_bytes)));
+  kernel<<<plan.blocks, plan.threads, plan.shared_bytes, stream>>>(arguments...);
+  STD_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+template <class Out>
+void noiseless(const Tensor& keys, const Tensor& values, int symbols, RowWriter<Out> out,
+               int64_t* first_fault, cudaStream_t stream) {
+  const int64_t batch = keys.size(0);
+  const int bytes = 2 * symbols * static_cast<int>(sizeof(int));  // of one warp
+  const int warps = std::clamp(48 * 1024 / bytes, 1, 4);
+  const int64_t blocks = std::min<int64_t>((batch + warps - 1) / warps, 1 << 20);
+  const Plan plan{static_cast<int>(blocks), warps * kWarp, size_t(bytes) * warps, std::nullopt};
+  launch(noiseless_kernel<Out>, plan, stream,
+         NoiselessBatch<Out>{data<const int64_t>(keys), data<const int64_t>(values), batch,
+                             keys.size(1), symbols, out, first_fault});
+}
+
+template <class Real, class Out>
+void noisy(const Tensor& keys, const Tensor& values, int symbols, const PreparedChannel& channel,
+           RowWriter<Out> out, int64_t* first_fault, cudaStream_t stream) {
+  const Plan plan = plan_noisy<Real>(keys, symbols, false);
+  launch(noisy_kernel<Real, Out>, plan, stream,
+         noisy_batch<Real>(keys, values, symbols, channel, plan, first_fault), out);
+}
+
+template <class Real, class In>
+Tensor channel_gradient(const Tensor& d_posterior, const Tensor& d_entropy,
+                        const Tensor& d_later_evidence, const Tensor& keys, const Tensor& values,
+                        int symbols, const PreparedChannel& channel, cudaStream_t stream) {
+  const Plan plan = plan_noisy<Real>(keys, symbols, true);
+  Tensor sums = torch::stable::new_zeros(keys, {plan.blocks, symbols, symbols}, ScalarType::Double);
+  launch(channel_gradient_kernel<Real, In>, plan, stream,
+         noisy_batch<Real>(keys, values, symbols, channel, plan, nullptr),
+         data<const In>(d_posterior), data<const In>(d_entropy),
+         data<const double>(d_later_evidence), data<double>(sums));
+  const int64_t blocks_axis = 0;
+  return torch::stable::sum(sums, {{&blocks_axis, 1}});
+}
+
+Tensor as_rows(const Tensor& ids) {
+  return torch::stable::contiguous(torch::stable::to(ids, ScalarType::Long));
+}
+
+template <class Out>
+void run_forward(const Tensor& keys, const Tensor& values, int symbols,
+                 const std::optional<Tensor>& channel, const Tensor& posterior,
+                 const Tensor& entropy, const Tensor& log_evidence, int64_t* first_fault) {
+  const RowWriter<Out> out{data<Out>(posterior), data<Out>(entropy), data<Out>(log_evidence)};
+  const cudaStream_t stream = current_stream(keys);
+  if (!channel.has_value()) return noiseless<Out>(keys, values, symbols, out, first_fault, stream);
+  const PreparedChannel prepared(*channel, keys.size(1), stream);
+  auto run = prepared.wide ? noisy<Wide, Out> : noisy<double, Out>;
+  run(keys, values, symbols, prepared, out, first_fault, stream);
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> bijection_posterior(const Tensor& keys,
+                                                               const Tensor& values,
+                                                               int64_t num_symbols,
+                                                               const std::optional<Tensor>& channel,
+                                                               ScalarType dtype) {
+  const torch::stable::accelerator::DeviceGuard guard(keys.get_device_index());
+  const int64_t batch = keys.size(0), length = keys.size(1);
+  Tensor posterior = torch::stable::new_empty(keys, {batch, length, num_symbols}, dtype);
+  Tensor entropy = torch::stable::new_empty(keys, {batch, length}, dtype);
+  Tensor log_evidence = torch::stable::new_empty(keys, {batch, length}, dtype);
+  Tensor fault = torch::stable::new_empty(keys, {1}, ScalarType::Long);
+  STD_CUDA_CHECK(cudaMemsetAsync(fault.data_ptr(), 0x7f, sizeof(int64_t), current_stream(keys)));
+  if (batch > 0 && length > 0) {
+    auto run = dtype == ScalarType::Float ? run_forward<float> : run_forward<double>;
+    run(as_rows(keys), as_rows(values), static_cast<int>(num_symbols), channel, posterior, entropy,
+        log_evidence, data<int64_t>(fault));
+  }
+  return {posterior, entropy, log_evidence, fault};
+}
+
+Tensor bijection_posterior_backward(const Tensor& d_posterior, const Tensor& d_entropy,
+                                    const Tensor& d_later_evidence, const Tensor& keys,
+                                    const Tensor& values, const Tensor& channel) {
+  const torch::stable::accelerator::DeviceGuard guard(keys.get_device_index());
+  const int symbols = static_cast<int>(channel.size(0));
+  if (keys.numel() == 0) return torch::stable::new_zeros(channel, {symbols, symbols});
+  const cudaStream_t stream = current_stream(keys);
+  const PreparedChannel prepared(channel, keys.size(1), stream);
+  const bool narrow = d_posterior.scalar_type() == ScalarType::Float;
+  auto run = prepared.wide
+                 ? (narrow ? channel_gradient<Wide, float> : channel_gradient<Wide, double>)
+                 : (narrow ? channel_gradient<double, float> : channel_gradient<double, double>);
+  return run(d_posterior, d_entropy, d_later_evidence, as_rows(keys), as_rows(values), symbols,
+             prepared, stream);
+}
+
+}  // namespace
+}  // namespace bwt
+
+STABLE_TORCH_LIBRARY_IMPL(bwt, CUDA, m) {
+  m.impl("bijection_posterior", TORCH_BOX(&bwt::bijection_posterior));
+  m.impl("bijection_posterior_backward", TORCH_BOX(&bwt::bijection_posterior_backward));
+}
