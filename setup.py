@@ -31,6 +31,13 @@ def find_nvcc() -> str | None:
     return shutil.which("nvcc")
 
 
+def cuda_home() -> Path:
+    """Where nvcc says its toolkit is: nvcc itself may be a wrapper elsewhere."""
+    told = subprocess.run([find_nvcc(), "-dryrun", "x.cu"], capture_output=True, text=True).stderr
+    top = next(line for line in told.splitlines() if "TOP=" in line).partition("TOP=")[2]
+    return Path(top).resolve()
+
+
 def wants_cuda() -> bool:
     choice = os.environ.get("BWT_CUDA", "auto")
     if choice not in ("auto", "0", "1"):
@@ -58,19 +65,21 @@ class BuildExtension(cpp_extension.BuildExtension):
     """Compiles .cu files with nvcc itself: torch's CUDAExtension refuses where torch has no CUDA,
     although kernels on the stable ABI need nothing of it."""
 
-    def build_extension(self, extension):
-        cuda = [source for source in extension.sources if source.endswith(".cu")]
-        extension.sources = [source for source in extension.sources if source not in cuda]
-        Path(self.build_temp).mkdir(parents=True, exist_ok=True)
-        for source in cuda:
-            built = Path(self.build_temp) / (Path(source).stem + ".cu.o")
-            includes = [f"-I{path}" for path in extension.include_dirs]
-            command = [find_nvcc(), "-c", source, "-o", str(built), "-std=c++20", *includes]
-            subprocess.check_call(
-                [*command, *OPTIMISE, *DEFINES, "-DUSE_CUDA", "-Xcompiler=-fPIC", *gencode_flags()]
-            )
-            extension.extra_objects.append(str(built))
-        super().build_extension(extension)
+    def build_extensions(self):
+        for extension in self.extensions:
+            cuda = [source for source in extension.sources if source.endswith(".cu")]
+            extension.sources = [source for source in extension.sources if source not in cuda]
+            extension.extra_objects += [self.compile_cuda(extension, source) for source in cuda]
+        super().build_extensions()
+
+    def compile_cuda(self, extension, source: str) -> str:
+        built = Path(self.build_temp) / (Path(source).stem + ".cu.o")
+        built.parent.mkdir(parents=True, exist_ok=True)
+        includes = [f"-I{path}" for path in extension.include_dirs]
+        command = [find_nvcc(), "-c", source, "-o", str(built), "-std=c++20", *includes]
+        flags = [*OPTIMISE, *DEFINES, "-DUSE_CUDA", "-Xcompiler=-fPIC", *gencode_flags()]
+        subprocess.check_call([*command, *flags])
+        return str(built)
 
 
 def extension(name: str, files: list[str], libraries: tuple[str, ...] = ()):
@@ -89,7 +98,7 @@ extensions = [extension("bwt._C", ["csrc/module.cpp", *sources("csrc/cpu/*.cpp")
 if wants_cuda():
     cuda_sources = ["csrc/cuda/module.cpp", *sources("csrc/cuda/*.cu")]
     cuda = extension("bwt._C_cuda", cuda_sources, ("cudart",))
-    cuda.library_dirs.append(str(Path(find_nvcc()).resolve().parents[1] / "lib64"))
+    cuda.library_dirs.append(str(cuda_home() / "lib64"))
     extensions.append(cuda)
 
 setup(

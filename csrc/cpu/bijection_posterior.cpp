@@ -90,9 +90,21 @@ StepView step_view(const Tensor& keys, const Tensor& values) {
   return {id_view(keys), id_view(values), keys.size(1)};
 }
 
-// What a count n of unused values implies, for n = 0..V.
+// What a noiseless row is made of: a known value, or equal shares of the values not used before.
+template <class Out>
+struct NoiselessStep {
+  Out known;  // the value of a known key, else -1
+  Out share;  // of each unused value; 0 for a known key
+};
+
 template <class Out>
 struct CountTables {
+  // What a count n of unused values implies, for n = 0..V.
+  std::vector<Out> share, log2_count, log_evidence;
+  // Step t of a sequence of distinct keys.
+  std::vector<NoiselessStep<Out>> fresh;
+  std::vector<Out> fresh_entropy, fresh_evidence;
+
   explicit CountTables(int symbols)
       : share(symbols + 1),
         log2_count(symbols + 1),
@@ -103,10 +115,12 @@ struct CountTables {
       log2_count[n] = static_cast<Out>(std::log2(n));
       log_evidence[n] = static_cast<Out>(log_falling);
       log_falling -= std::log(n);
+      fresh.push_back({Out(-1), share[n]});
+      fresh_entropy.push_back(log2_count[n]);
+      fresh_evidence.push_back(static_cast<Out>(log_falling));
     }
     log_evidence[0] = static_cast<Out>(log_falling);
   }
-  std::vector<Out> share, log2_count, log_evidence;
 };
 
 }  // namespace
@@ -170,7 +184,7 @@ template <class Real>
 struct TableMemory {
   TableMemory(int symbols, bool adjoints)
       : numbers(static_cast<Real*>(std::calloc(
-            BWT_SIMD_CALL(BlockedTable<Real>::size, symbols) * (adjoints ? 2 : 1), sizeof(Real)))) {
+            BWT_SIMD_CALL(BlockedTable<Real>::size, symbols, adjoints), sizeof(Real)))) {
     STD_TORCH_CHECK(numbers != nullptr, "bijection_posterior: no memory for the subset table");
   }
   ~TableMemory() { std::free(numbers); }

@@ -60,17 +60,18 @@ class BlockedTable {
   static constexpr LowLattice<kLanes> kLow{};
 
  public:
-  // Numbers in the table; the caller hands over so many zeros (twice as many with adjoints).
-  static size_t size(int symbols) {
-    return (size_t{1} << std::max(symbols - kLowBits, 0)) * kLow.slots;
+  // Numbers that the caller hands over, zeroed: the levels, their adjoints, one number per block.
+  static size_t size(int symbols, bool adjoints) {
+    return (size_t{1} << std::max(symbols - kLowBits, 0)) * (kLow.slots * (adjoints ? 2 : 1) + 1);
   }
 
-  BlockedTable(int symbols, Real* level, Real* adjoint)
+  BlockedTable(int symbols, Real* numbers, bool adjoints)
       : symbols_(symbols),
         low_symbols_(std::min(symbols, kLowBits)),
         blocks_(1u << std::max(symbols - kLowBits, 0)),
-        level_(level),
-        adjoint_(adjoint) {}
+        level_(numbers),
+        adjoint_(adjoints ? numbers + size_t{blocks_} * kLow.slots : nullptr),
+        per_block_(numbers + size_t{blocks_} * kLow.slots * (adjoints ? 2 : 1)) {}
 
   template <class Team>
   void reset(Team) {
@@ -93,22 +94,29 @@ class BlockedTable {
   template <class Team>
   void unused(Team, int level, Real* sums) {
     const Real zero = Number<Real>::from(0.0);
-    Real low_sums[kLow.slots];
-    std::fill(low_sums, low_sums + kLow.slots, zero);
+    Vector low_sums[kLow.slots / kLanes];
+    std::fill(low_sums, low_sums + kLow.slots / kLanes, broadcast(zero));
     std::fill(sums, sums + symbols_, zero);
+    std::fill(per_block_, per_block_ + blocks_, zero);
     each_block(level, [&]<int kSize>(Size<kSize>, uint32_t high) {
-      const Real* block = at<kSize>(level_, high);
-      Real* low_sum = low_sums + kLow.offset[kSize];
-      Real total = zero;
-      for (int i = 0; i < kLow.count[kSize]; ++i) {
+      const Vector* block = reinterpret_cast<const Vector*>(at<kSize>(level_, high));
+      Vector* low_sum = low_sums + kLow.offset[kSize] / kLanes;
+      Vector total = broadcast(zero);
+      for (int i = 0; i < vectors<kSize>(); ++i) {
         low_sum[i] += block[i];
         total += block[i];
       }
-      for (int v = kLowBits; v < symbols_; ++v) {
-        if (!(high >> (v - kLowBits) & 1)) sums[v] += total;
-      }
+      per_block_[high] = lane_sum(total);
     });
-    each_low_subset([&](int slot, int v) { sums[v] += low_sums[slot]; });
+    const Real* low_sum = reinterpret_cast<const Real*>(low_sums);
+    each_low_subset([&](int slot, int v) { sums[v] += low_sum[slot]; });
+    // Folding the upper half onto the lower removes a symbol: all sums for one pass over the
+    // blocks.
+    for (int v = symbols_ - 1; v >= kLowBits; --v) {
+      const uint32_t half = 1u << (v - kLowBits);
+      for (uint32_t i = 0; i < half; ++i) sums[v] += per_block_[i];
+      for (uint32_t i = 0; i < half; ++i) per_block_[i] += per_block_[i + half];
+    }
   }
 
   template <class Team>
@@ -117,11 +125,14 @@ class BlockedTable {
     Real d_low[kLow.slots];
     std::fill(d_low, d_low + kLow.slots, zero);
     each_low_subset([&](int slot, int v) { d_low[slot] += d_sums[v]; });
+    per_block_[0] = zero;
+    for (int v = kLowBits; v < symbols_; ++v) {
+      const uint32_t half = 1u << (v - kLowBits);
+      for (uint32_t i = 0; i < half; ++i) per_block_[i + half] = per_block_[i];
+      for (uint32_t i = 0; i < half; ++i) per_block_[i] += d_sums[v];
+    }
     each_block(level, [&]<int kSize>(Size<kSize>, uint32_t high) {
-      Real d_high = zero;
-      for (int v = kLowBits; v < symbols_; ++v) {
-        if (!(high >> (v - kLowBits) & 1)) d_high += d_sums[v];
-      }
+      const Real d_high = per_block_[high];
       Real* adjoint = at<kSize>(adjoint_, high);
       for (int i = 0; i < kLow.count[kSize]; ++i) {
         adjoint[i] += d_high + d_low[kLow.offset[kSize] + i];
@@ -155,6 +166,26 @@ class BlockedTable {
  private:
   template <int kSize>
   struct Size {};
+
+  template <int kSize>
+  static constexpr int vectors() {
+    return (kLow.offset[kSize + 1] - kLow.offset[kSize]) / kLanes;
+  }
+
+  static Vector broadcast(Real x) {
+    if constexpr (kLanes == 1) {
+      return x;
+    } else {
+      return Vector{} + x;
+    }
+  }
+
+  static Real lane_sum(const Vector& vector) {
+    const Real* lanes = reinterpret_cast<const Real*>(&vector);
+    Real sum = lanes[0];
+    for (int i = 1; i < kLanes; ++i) sum += lanes[i];
+    return sum;
+  }
 
   template <int kSize>
   static Real* at(Real* table, uint32_t high) {
@@ -199,7 +230,7 @@ class BlockedTable {
 
   template <int kSize>
   void raise_through_high(uint32_t high, const Real* like) {
-    constexpr int kVectors = (kLow.offset[kSize + 1] - kLow.offset[kSize]) / kLanes;
+    constexpr int kVectors = vectors<kSize>();
     Vector sum[kVectors] = {};
     for (uint32_t rest = high; rest != 0; rest &= rest - 1) {
       const int bit = __builtin_ctz(rest);
@@ -227,7 +258,7 @@ class BlockedTable {
 
   template <int kSize>
   void lower_through_high(uint32_t high, const Real* like, Real* d_like) {
-    constexpr int kVectors = (kLow.offset[kSize + 1] - kLow.offset[kSize]) / kLanes;
+    constexpr int kVectors = vectors<kSize>();
     const Vector* adjoint = reinterpret_cast<const Vector*>(at<kSize>(adjoint_, high));
     for (uint32_t rest = high; rest != 0; rest &= rest - 1) {
       const int bit = __builtin_ctz(rest);
@@ -239,8 +270,7 @@ class BlockedTable {
         sum += adjoint[i] * from[i];
         d_from[i] += adjoint[i] * like[bit];
       }
-      const Real* parts = reinterpret_cast<const Real*>(&sum);
-      for (int i = 0; i < kLanes; ++i) d_like[bit] += parts[i];
+      d_like[bit] += lane_sum(sum);
     }
   }
 
@@ -265,16 +295,16 @@ class BlockedTable {
   uint32_t blocks_;
   Real* level_;
   Real* adjoint_;
+  Real* per_block_;
 };
 
-// Walks sequences begin..end. table holds zeros, and twice the numbers if adjoints are kept;
+// Walks sequences begin..end. table holds the zeros that BlockedTable asks for;
 // make_sink(b) gives the sink of a sequence; report(b, fault, sink) is told of faults.
 template <class Real, class MakeSink, class Report>
 void noisy_sequences(int64_t begin, int64_t end, const StepView& steps, int symbols,
                      const Channel& channel, Real* table, bool adjoints, MakeSink make_sink,
                      Report report) {
-  BlockedTable<Real> levels(symbols, table,
-                            adjoints ? table + BlockedTable<Real>::size(symbols) : nullptr);
+  const BlockedTable<Real> levels(symbols, table, adjoints);
   std::vector<char> memory(LadderScratch<Real>::bytes(symbols));
   const LadderScratch<Real> scratch(memory.data(), symbols);
   for (int64_t b = begin; b < end; ++b) {
@@ -287,45 +317,17 @@ void noisy_sequences(int64_t begin, int64_t end, const StepView& steps, int symb
   }
 }
 
-// What a noiseless row is made of: a known value, or equal shares of the values not used before.
-template <class Out>
-struct NoiselessStep {
-  Out known;  // the value of a known key, else -1
-  Out share;  // of each unused value; 0 for a known key
-};
-
-// Which keys and values the current sequence has shown: up to 64 symbols, held in registers.
-class SeenBits {
+// Which keys and values the current sequence has shown. Entries bear the number of their sequence,
+// so that forgetting costs nothing.
+class Seen {
  public:
-  explicit SeenBits(int symbols) : value_of_(symbols) {}
-  void forget() { keys_ = values_ = 0; }
-  int value_of(int key) const { return keys_ >> key & 1 ? value_of_[key] : -1; }
-  bool has_value(int value) const { return values_ >> value & 1; }
-  void learn(int key, int value) {
-    keys_ |= uint64_t{1} << key;
-    values_ |= uint64_t{1} << value;
-    value_of_[key] = value;
-  }
-
- private:
-  uint64_t keys_ = 0, values_ = 0;
-  std::vector<int32_t> value_of_;
-};
-
-// The same for any number of symbols. Entries bear the number of their sequence, so that
-// forgetting costs nothing.
-class SeenEntries {
- public:
-  explicit SeenEntries(int symbols)
-      : key_seen_(symbols),
-        value_seen_(symbols),
-        value_of_(symbols) {}
+  explicit Seen(int symbols) : key_seen_(symbols), value_seen_(symbols), value_of_(symbols) {}
   void forget() { ++sequence_; }
-  int value_of(int key) const { return key_seen_[key] == sequence_ ? value_of_[key] : -1; }
-  bool has_value(int value) const { return value_seen_[value] == sequence_; }
-  void learn(int key, int value) {
+  int value_of(int64_t key) const { return key_seen_[key] == sequence_ ? value_of_[key] : -1; }
+  bool has_value(int64_t value) const { return value_seen_[value] == sequence_; }
+  void learn(int64_t key, int64_t value) {
     key_seen_[key] = value_seen_[value] = sequence_;
-    value_of_[key] = value;
+    value_of_[key] = static_cast<int32_t>(value);
   }
 
  private:
@@ -334,7 +336,7 @@ class SeenEntries {
   std::vector<int32_t> value_of_;
 };
 
-// A loop of vectors: for a short row a call of memset costs more than the row.
+// Loops of vectors: for a short row a call of memset or memcpy costs more than the row.
 template <class Out>
 void fill(Out* row, int count, Out value) {
   constexpr int kLanes = Lanes<Out>::kCount;
@@ -344,23 +346,45 @@ void fill(Out* row, int count, Out value) {
   for (; i < count; ++i) row[i] = value;
 }
 
+template <class Out>
+void copy(const Out* from, Out* to, int64_t count) {
+  constexpr int kLanes = Lanes<Out>::kCount;
+  using Vector = typename Lanes<Out>::Vector;
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    *reinterpret_cast<Vector*>(to + i) = *reinterpret_cast<const Vector*>(from + i);
+  }
+  for (; i < count; ++i) to[i] = from[i];
+}
+
+// Ids of type Id in the rows of a tensor.
+template <class Id>
+struct IdRow {
+  const Id* data;
+  int64_t stride;
+
+  explicit IdRow(const IdView& view)
+      : data(reinterpret_cast<const Id*>(view.data)),
+        stride(view.column_bytes / static_cast<int64_t>(sizeof(Id))) {}
+  Id operator[](int64_t t) const { return data[t * stride]; }
+};
+
+constexpr int kBits = 64;
+
 // First pass over a sequence: its steps, the step at which each value was first used, entropies and
 // evidence. Steps are numbers of type Out, so that rows are written by comparing vectors of one
 // type.
-template <class Id, class Out, class Seen>
+template <class Id, class Out>
 int64_t scan_noiseless(const StepView& view, int symbols, Seen& seen,
                        const CountTables<Out>& tables, NoiselessStep<Out>* steps, Out* used_at,
                        const RowWriter<Out>& out) {
-  const Id* keys = reinterpret_cast<const Id*>(view.keys.data);
-  const Id* values = reinterpret_cast<const Id*>(view.values.data);
-  const int64_t key_stride = view.keys.column_bytes / static_cast<int64_t>(sizeof(Id));
-  const int64_t value_stride = view.values.column_bytes / static_cast<int64_t>(sizeof(Id));
+  const IdRow<Id> keys(view.keys), values(view.values);
   const uint64_t limit = symbols;
   fill(used_at, symbols, std::numeric_limits<Out>::infinity());
   seen.forget();
   int unused = symbols;
   for (int64_t t = 0; t < view.length; ++t) {
-    const Id key = keys[t * key_stride], value = values[t * value_stride];
+    const Id key = keys[t], value = values[t];
     if (static_cast<uint64_t>(key) >= limit) return encode_fault(t, Fault::kKeyRange);
     const int known = seen.value_of(key);
     const bool fresh = known < 0;
@@ -377,6 +401,33 @@ int64_t scan_noiseless(const StepView& view, int symbols, Seen& seen,
     out.log_evidence[t] = tables.log_evidence[unused];
   }
   return kNoFault;
+}
+
+// The same for the common case of all keys distinct, where only the values differ between
+// sequences. Returns false, for the scan above to decide, if anything is repeated or wrong.
+template <class Id, class Out>
+bool scan_distinct(const StepView& view, int symbols, const CountTables<Out>& tables, Out* used_at,
+                   const RowWriter<Out>& out) {
+  if (symbols > kBits || view.length > symbols) return false;
+  const IdRow<Id> keys(view.keys), values(view.values);
+  const uint64_t limit = symbols;
+  uint64_t seen_keys = 0, seen_values = 0;
+  bool outside = false;
+  fill(used_at, symbols, std::numeric_limits<Out>::infinity());
+  for (int64_t t = 0; t < view.length; ++t) {
+    const uint64_t key = keys[t], value = values[t];
+    outside |= (key >= limit) | (value >= limit);
+    seen_keys |= uint64_t{1} << (key % kBits);
+    seen_values |= uint64_t{1} << (value % kBits);
+    used_at[value % kBits] = static_cast<Out>(t);
+  }
+  if (outside || __builtin_popcountll(seen_keys) != view.length ||
+      __builtin_popcountll(seen_values) != view.length) {
+    return false;
+  }
+  copy(tables.fresh_entropy.data(), out.entropy, view.length);
+  copy(tables.fresh_evidence.data(), out.log_evidence, view.length);
+  return true;
 }
 
 // Writes rows of kVectors vectors, the last of which overlaps the one before: no tail. Nothing
@@ -432,32 +483,26 @@ auto row_writer_for(int symbols) {
   }
 }
 
-template <class Id, class Out, class Seen, class Report>
-void noiseless_sequences(int64_t begin, int64_t end, const StepView& batch, int symbols,
-                         const CountTables<Out>& tables, const RowWriter<Out>& writer,
-                         Report report, Seen seen) {
-  const auto write = row_writer_for<Out>(symbols);
-  std::vector<Out> used_at(symbols);
-  std::vector<NoiselessStep<Out>> steps(batch.length);
-  for (int64_t b = begin; b < end; ++b) {
-    RowWriter<Out> out = writer.at(b, batch.length, symbols);
-    const int64_t fault =
-        scan_noiseless<Id>(batch.row(b), symbols, seen, tables, steps.data(), used_at.data(), out);
-    const int64_t rows = fault == kNoFault ? batch.length : out.rows_before(fault);
-    write(rows, symbols, steps.data(), used_at.data(), out.posterior);
-    if (fault != kNoFault) report(b, fault, out);
-  }
-}
-
 template <class Id, class Out, class Report>
 void noiseless_sequences(int64_t begin, int64_t end, const StepView& batch, int symbols,
                          const CountTables<Out>& tables, const RowWriter<Out>& writer,
                          Report report) {
-  if (symbols <= 64) {
-    noiseless_sequences<Id>(begin, end, batch, symbols, tables, writer, report, SeenBits(symbols));
-  } else {
-    noiseless_sequences<Id>(begin, end, batch, symbols, tables, writer, report,
-                            SeenEntries(symbols));
+  const auto write = row_writer_for<Out>(symbols);
+  Seen seen(symbols);
+  std::vector<Out> used_at(std::max(symbols, kBits));
+  std::vector<NoiselessStep<Out>> steps(batch.length);
+  for (int64_t b = begin; b < end; ++b) {
+    const StepView view = batch.row(b);
+    RowWriter<Out> out = writer.at(b, batch.length, symbols);
+    if (scan_distinct<Id>(view, symbols, tables, used_at.data(), out)) {
+      write(batch.length, symbols, tables.fresh.data(), used_at.data(), out.posterior);
+      continue;
+    }
+    const int64_t fault =
+        scan_noiseless<Id>(view, symbols, seen, tables, steps.data(), used_at.data(), out);
+    const int64_t rows = fault == kNoFault ? batch.length : out.rows_before(fault);
+    write(rows, symbols, steps.data(), used_at.data(), out.posterior);
+    if (fault != kNoFault) report(b, fault, out);
   }
 }
 
