@@ -1,0 +1,162 @@
+"""How long a call takes, and the limits of the machine to hold that against."""
+
+import ctypes
+import gc
+import math
+import os
+import re
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+Call = Callable[[], Any]
+
+SHORTEST_SAMPLE = 1e-3  # seconds; below that the clock and the loop around the call show
+FEWEST_SAMPLES = 3
+WARM_UP = 0.02  # seconds
+
+
+class Plan(NamedTuple):
+    loops: int  # calls per sample
+    samples: int
+
+
+class Quantiles(NamedTuple):
+    p20: float
+    median: float
+    p80: float
+
+
+def cpu_count() -> int:
+    """CPUs this process may use, which in a container is often fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def interleaved(
+    calls: dict[str, Call], device: str, repeats: int, seconds: float
+) -> dict[str, list[float]]:
+    """Seconds per call. Samples go round the calls, so that other load on the machine hits all
+    alike; a call too slow for `repeats` samples in `seconds` gets fewer, spread over the run."""
+    clock = _cuda_seconds if device == "cuda" else _cpu_seconds
+    plans = {name: _plan(call, clock, repeats, seconds) for name, call in calls.items()}
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    with _no_garbage_collection():
+        for turn in range(repeats):
+            for name, call in calls.items():
+                loops, wanted = plans[name]
+                if (turn + 1) * wanted // repeats > turn * wanted // repeats:
+                    samples[name].append(clock(call, loops))
+    return samples
+
+
+def quantiles(samples: list[float]) -> Quantiles:
+    return Quantiles(*(float(x) for x in np.quantile(samples, [0.2, 0.5, 0.8])))
+
+
+def _plan(call: Call, clock, repeats: int, seconds: float) -> Plan:
+    estimate = spent = clock(call, 1)
+    while spent < WARM_UP:
+        # The last call is the warmest one.
+        estimate = clock(call, 1)
+        spent += max(estimate, 1e-6)
+    loops = max(1, math.ceil(SHORTEST_SAMPLE / max(estimate, 1e-9)))
+    affordable = int(seconds / (estimate * loops))
+    return Plan(loops, min(repeats, max(FEWEST_SAMPLES, affordable)))
+
+
+def _cpu_seconds(call: Call, loops: int) -> float:
+    start = perf_counter()
+    for _ in range(loops):
+        call()
+    return (perf_counter() - start) / loops
+
+
+def _cuda_seconds(call: Call, loops: int) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    start.record()
+    for _ in range(loops):
+        call()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) / 1e3 / loops
+
+
+@contextmanager
+def _no_garbage_collection():
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@contextmanager
+def pinned_threads(threads: int):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def fix_allocator(pages: str) -> str:
+    """Ends glibc's guessing, for good, between the heap and fresh pages for outputs of megabytes:
+    it changes its mind within a run, and page faults cost more than the writing. "warm": freed
+    memory is kept and used again, up to 32 MB a block; "fresh": each block gets new pages.
+    Returns what is in force."""
+    trim_threshold, mmap_threshold = -1, -3  # malloc.h
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return "system"
+    kept = (1 << 30, 32 << 20) if pages == "warm" else (128 << 10, 128 << 10)
+    set_both = mallopt(trim_threshold, kept[0]) and mallopt(mmap_threshold, kept[1])
+    return pages if set_both else "system"
+
+
+def peak_bytes(call: Call, device: str) -> int | None:
+    """Memory a call needs on top of what is held before it; None where it cannot be measured."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        held = torch.cuda.memory_allocated()
+        call()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - held
+    try:
+        # Blocks that malloc keeps for reuse would hide the call's own; then reset the high mark.
+        ctypes.CDLL(None).malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")
+    except (OSError, AttributeError):
+        return None
+    held = _process_bytes("VmRSS")
+    call()
+    return max(0, _process_bytes("VmHWM") - held)
+
+
+def _process_bytes(field: str) -> int:
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(rf"{field}:\s+(\d+) kB", status)[1]) * 1024
+
+
+def write_call(shapes: list[tuple[int, ...]], dtype: torch.dtype, device: str) -> Call:
+    """Writes constants to new tensors: the time any op with these outputs must take. They are
+    allocated anew on each call, as an op's outputs are."""
+    return lambda: [torch.full(shape, 0.5, dtype=dtype, device=device) for shape in shapes]
+
+
+def gemm_call(device: str, size: int = 1024) -> tuple[Call, int]:
+    """A square float32 product, the fastest arithmetic at hand, and how many operations it has."""
+    left, right = (torch.ones(size, size, device=device) for _ in range(2))
+    out = torch.empty_like(left)
+    return lambda: torch.mm(left, right, out=out), 2 * size**3
