@@ -2,12 +2,10 @@
 
 import itertools
 import math
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+import simd_levels
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -410,20 +408,10 @@ def test_environment_chooses_the_backend(monkeypatch):
         ops.bijection_posterior(GOOD, GOOD, 3)
 
 
-@pytest.mark.parametrize("level", ["baseline", "avx2", "avx512"])
+@pytest.mark.parametrize("level", simd_levels.LEVELS)
 def test_every_simd_level_of_this_machine(level):
-    """SIMD is chosen once per process, so the value tests run in a process of their own."""
-    environment = {**os.environ, "BWT_SIMD": level}
-    name = "import bwt._C; print(bwt._C.simd())"
-    used = subprocess.run(
-        [sys.executable, "-P", "-c", name],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.strip()
-    if used != level:
-        pytest.skip(f"this machine has no {level}")
-    command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
-    tests = "(test_noiseless or test_noisy or test_sharp or test_gradcheck) and native"
-    subprocess.run([*command, "-k", tests], env=environment, check=True)
+    simd_levels.rerun(
+        level,
+        __file__,
+        "(test_noiseless or test_noisy or test_sharp or test_gradcheck) and native or test_sharp",
+    )

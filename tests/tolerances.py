@@ -20,3 +20,11 @@ def subset_sums(num_symbols: int, steps: int) -> float:
 def running_sum(steps: int, scale: float) -> float:
     """A float64 sum of `steps` terms of one sign and total size `scale`, on both sides."""
     return 2 * steps * torch.finfo(torch.float64).eps * scale
+
+
+def attention_error(dtype: torch.dtype, keys: int, size: int) -> float:
+    """Attention with standard normal inputs, relative to the largest entry of a result. A score is
+    a sum of `size` products of order 1 (worst error size * eps, typical a few eps), a row sum and a
+    mean over values one of `keys`; gradients chain two such sums. Rounding errors of independent
+    signs grow with the square root of the length; 24 covers the constants and the chain."""
+    return 24 * torch.finfo(dtype).eps * (keys**0.5 + size**0.5)

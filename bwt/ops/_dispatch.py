@@ -4,6 +4,7 @@
 with the reason; nothing falls back to another one silently.
 """
 
+import importlib.util
 import os
 from collections.abc import Callable
 
@@ -30,9 +31,18 @@ def _unusable_reference(device: torch.device) -> str | None:
     return None if device.type == "cpu" else f"computes in NumPy, and these tensors are on {device}"
 
 
+def _unusable_triton(device: torch.device) -> str | None:
+    if device.type != "cuda":
+        return f"serves CUDA tensors, and these are on {device}"
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed; `pip install triton`"
+    return None if torch.cuda.is_available() else "torch sees no CUDA device on this machine"
+
+
 UNUSABLE: dict[str, Callable[[torch.device], str | None]] = {
     "native": _unusable_native,
     "cuda": _unusable_cuda,
+    "triton": _unusable_triton,
     "torch": lambda device: None,
     "reference": _unusable_reference,
 }

@@ -16,8 +16,8 @@ class BijectionPosterior(NamedTuple):
 def contradiction(sequence, step, key, value) -> str:
     return (
         f"bijection_posterior: sequence {sequence} contradicts itself at step {step}: "
-        f"value {value} for key {key} has probability zero given the pairs before it; mend the pair, "
-        "or give a channel under which it is possible"
+        f"value {value} for key {key} has probability zero given the pairs before it; "
+        "mend the pair, or give a channel under which it is possible"
     )
 
 

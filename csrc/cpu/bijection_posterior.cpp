@@ -2,9 +2,6 @@
 #include "bijection_posterior.h"
 
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/core/ScalarType.h>
 #include <torch/headeronly/util/Exception.h>
 
 #include <algorithm>
@@ -15,6 +12,8 @@
 #include <optional>
 #include <tuple>
 #include <vector>
+
+#include "cpu/tensors.h"
 
 namespace bwt {
 
@@ -63,22 +62,9 @@ struct StepView {
 
 namespace {
 
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
-
 // Sequences are handed out in this many pieces, whatever the number of threads, so that the sum of
 // gradients does not depend on it.
 constexpr int64_t kGradientPieces = 64;
-
-template <class T>
-const T* data(const Tensor& tensor) {
-  return static_cast<const T*>(tensor.data_ptr());
-}
-
-template <class T>
-T* mutable_data(const Tensor& tensor) {
-  return static_cast<T*>(tensor.data_ptr());
-}
 
 IdView id_view(const Tensor& ids) {
   const bool wide = ids.scalar_type() == ScalarType::Long;

@@ -1,0 +1,181 @@
+"""Softmax attention that also returns its exact weights and their entropy: the public op."""
+
+from collections.abc import Collection
+
+import torch
+from torch import Tensor
+
+from bwt import reference
+from bwt.ops import _dispatch, _library
+from bwt.ops._attention_torch import attention_torch
+from bwt.reference.attention import AttentionOutput
+
+OP = "attention"
+CAPTURES = ("weights", "entropy")
+MAX_HEAD_SIZE = 256
+DTYPES = {
+    "native": (torch.float32, torch.float64),
+    "triton": (torch.float16, torch.bfloat16, torch.float32),
+    "torch": (torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    "reference": (torch.float32, torch.float64),
+}
+
+_dispatch.BACKENDS[OP] = ("native", "triton", "torch", "reference")
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = True,
+    scale: float | None = None,
+    capture: Collection[str] = (),
+    weights_dtype: torch.dtype | None = None,
+    backend: str = "auto",
+) -> AttentionOutput:
+    """softmax(scale * q k^T) v, with the weights and their entropy if asked for.
+
+    Weights are the exact normalised ones: rows sum to 1, masked entries are exactly 0. Gradients
+    flow through out, lse, weights and entropy alike. Float32 products are exact on a GPU unless
+    torch.set_float32_matmul_precision allows TF32.
+
+    Args:
+        q: [B, H, T, D], any strides (no copy is made if the last is 1, as in a fused projection).
+        k, v: [B, H, S, D], S >= T.
+        causal: query t sees keys 0..S-T+t, that is, the last query sees the last key.
+        scale: of the scores; 1/sqrt(D) by default.
+        capture: any of "weights", "entropy".
+        weights_dtype: of captured weights; the dtype of q by default.
+        backend: "auto", "native", "triton", "torch" or "reference".
+
+    Returns:
+        AttentionOutput(out [B, H, T, D], lse [B, H, T], weights [B, H, T, S] | None,
+        entropy [B, H, T] in bits | None).
+
+    >>> import torch
+    >>> x = torch.zeros(1, 1, 3, 2)
+    >>> attention(x, x, x, capture={"weights"}).weights[0, 0]
+    tensor([[1.0000, 0.0000, 0.0000],
+            [0.5000, 0.5000, 0.0000],
+            [0.3333, 0.3333, 0.3333]])
+    """
+    _check(q, k, v, causal, capture)
+    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    chosen = _dispatch.choose(OP, backend, q.device)
+    if q.dtype not in DTYPES[chosen]:
+        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES[chosen])
+        raise ValueError(f"{OP}: backend {chosen!r} takes {known}, got {q.dtype}; cast q, k and v")
+    wants_weights, wants_entropy = (name in capture for name in CAPTURES)
+    if chosen == "reference":
+        out, lse, weights, entropy = _reference(q, k, v, causal, scale)
+    elif chosen == "torch":
+        out, lse, weights, entropy = attention_torch(q, k, v, causal, scale)
+    else:
+        out, lse, weights, entropy = torch.ops.bwt.attention(
+            q, k, v, causal, scale, wants_weights, wants_entropy
+        )
+    if wants_weights and weights_dtype is not None:
+        weights = weights.to(weights_dtype)
+    return AttentionOutput(
+        out, lse, weights if wants_weights else None, entropy if wants_entropy else None
+    )
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, causal: bool, capture: Collection[str]) -> None:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            got = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"{OP}: {name} must be a floating-point tensor, got {got}")
+        if x.ndim != 4:
+            raise ValueError(
+                f"{OP}: {name} must be [batch, heads, time, size], got shape {tuple(x.shape)}"
+            )
+        if (x.dtype, x.device) != (q.dtype, q.device):
+            raise ValueError(
+                f"{OP}: q and {name} must agree in dtype and device, got {q.dtype} on {q.device} "
+                f"and {x.dtype} on {x.device}"
+            )
+    (batch, heads, queries, size), keys = q.shape, k.shape[2]
+    if k.shape != (batch, heads, keys, size) or v.shape != k.shape:
+        raise ValueError(
+            f"{OP}: k and v must both be [{batch}, {heads}, S, {size}] like q, "
+            f"got {tuple(k.shape)} and {tuple(v.shape)}"
+        )
+    if not 1 <= queries <= keys:
+        raise ValueError(f"{OP}: needs 1 <= T <= S, got T={queries} queries and S={keys} keys")
+    if not 1 <= size <= MAX_HEAD_SIZE:
+        raise ValueError(f"{OP}: head size must be 1 to {MAX_HEAD_SIZE}, got {size}")
+    if isinstance(capture, str) or not set(capture) <= set(CAPTURES):
+        raise ValueError(f'{OP}: capture takes any of ("weights", "entropy"), got {capture!r}')
+    if not isinstance(causal, bool):
+        raise ValueError(f"{OP}: causal must be True or False, got {causal!r}")
+
+
+def _reference(q, k, v, causal, scale):
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        raise RuntimeError(f"{OP}: backend 'reference' has no gradient; detach q, k and v")
+    arrays = reference.attention(
+        *(x.detach().numpy() for x in (q, k, v)), causal=causal, scale=scale, capture=CAPTURES
+    )
+    return tuple(torch.from_numpy(array).to(q.dtype) for array in arrays)
+
+
+_library.define(
+    "attention(Tensor q, Tensor k, Tensor v, bool causal, float scale, bool weights, bool entropy)"
+    " -> (Tensor, Tensor, Tensor, Tensor)"
+)
+_library.define(
+    "attention_backward(Tensor? grad_out, Tensor? grad_weights, Tensor? grad_entropy, "
+    "Tensor? grad_lse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor weights, "
+    "bool causal, float scale) -> (Tensor, Tensor, Tensor)"
+)
+
+
+def _new_heads(like: Tensor) -> Tensor:
+    """[B, H, T, D] laid out as [B, T, H, D]: merging the heads afterwards costs nothing."""
+    batch, heads, time, size = like.shape
+    return like.new_empty((batch, time, heads, size)).transpose(1, 2)
+
+
+@torch.library.register_fake("bwt::attention")
+def _fake(q, k, v, causal, scale, weights, entropy):
+    rows = q.shape[:3]
+    row_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    return (
+        _new_heads(q),
+        q.new_empty(rows, dtype=row_dtype),
+        q.new_empty((*rows, k.shape[2]) if weights else (0,)),
+        q.new_empty(rows if entropy else (0,), dtype=row_dtype),
+    )
+
+
+@torch.library.register_fake("bwt::attention_backward")
+def _fake_backward(
+    grad_out, grad_weights, grad_entropy, grad_lse, q, k, v, out, lse, weights, causal, scale
+):
+    return _new_heads(q), _new_heads(k), _new_heads(v)
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    q, k, v, ctx.causal, ctx.scale, ctx.weights, ctx.entropy = inputs
+    out, lse, weights, _ = output
+    ctx.save_for_backward(q, k, v, out, lse, weights)
+    # Absent gradients stay None: a zero for the weights would be as large as the weights.
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx, grad_out, grad_lse, grad_weights, grad_entropy):
+    gradients = torch.ops.bwt.attention_backward(
+        grad_out,
+        grad_weights if ctx.weights else None,
+        grad_entropy if ctx.entropy else None,
+        grad_lse,
+        *ctx.saved_tensors,
+        ctx.causal,
+        ctx.scale,
+    )
+    return *gradients, None, None, None, None
+
+
+torch.library.register_autograd("bwt::attention", _backward, setup_context=_setup_context)

@@ -1,0 +1,214 @@
+// The backward pass of attention_simd.h.
+
+namespace bwt {
+namespace BWT_SIMD {
+namespace {
+
+template <class T>
+struct BackwardScratch {
+  BackwardScratch(const AttentionShape& shape, Arena& arena)
+      : rows(block_rows<T>(shape)),
+        stride(scores_stride<T>(shape)),
+        keys(arena.take<T>(panels_size<T>(shape.dim, shape.keys))),
+        keys_transposed(arena.take<T>(panels_size<T>(shape.keys, shape.dim))),
+        values_transposed(arena.take<T>(panels_size<T>(shape.keys, shape.dim))),
+        queries(arena.take<T>(panels_size<T>(shape.dim, rows))),
+        grad_out(arena.take<T>(panels_size<T>(shape.dim, rows))),
+        weights(arena.take<T>(rows * stride)),
+        grad(arena.take<T>(rows * stride)),
+        sums(arena, rows) {}
+
+  int64_t rows;
+  int64_t stride;
+  T* keys;               // panels [keys, dim]
+  T* keys_transposed;    // panels [dim, keys], scaled
+  T* values_transposed;  // panels [dim, keys]
+  T* queries;            // panels [rows, dim]
+  T* grad_out;           // panels [rows, dim]
+  T* weights;            // [rows, keys]
+  T* grad;  // [rows, keys]: the scores, then the gradient at the weights, at the scores
+  RowSums<T> sums;
+};
+
+// The logarithm of a weight is its score minus the lse.
+template <class T>
+bool needs_scores(const AttentionBackward<T>& a) {
+  return !a.weights || a.grad_entropy;
+}
+
+template <class T>
+void get_weights(const AttentionBackward<T>& a, const Block& block, int64_t pair,
+                 const BackwardScratch<T>& scratch) {
+  if (needs_scores(a)) {
+    multiply_over_dim(block, a.q.at(pair, a.shape.heads, block.first), a.q.time_stride,
+                      scratch.keys_transposed, scratch.grad, scratch.stride, false);
+    softmax<T>(block, scratch.grad, scratch.weights, scratch.stride, nullptr, scratch.sums);
+    return;
+  }
+  const int64_t keys = a.shape.keys;
+  const T* from = a.weights + (pair * a.shape.queries + block.first) * keys;
+  for (int64_t row = 0; row < block.rows; ++row, from += keys) {
+    T* to = scratch.weights + row * scratch.stride;
+    const int64_t columns = block.padded_columns<T>(row);
+    for (int64_t i = 0; i < columns; i += kLanes<T>) {
+      store(to + i, load_at_most(from + i, keys - i));
+    }
+  }
+}
+
+// The gradient at the weights, without what comes from grad_out.
+template <class T>
+void start_grad(const AttentionBackward<T>& a, const Block& block, int64_t pair,
+                const BackwardScratch<T>& scratch) {
+  const int64_t keys = a.shape.keys;
+  const int64_t first = pair * a.shape.queries + block.first;
+  T* lse = scratch.sums.max;
+  if (a.grad_entropy) write_lse_and_entropy<T>(scratch.sums, block.rows, lse, nullptr);
+  for (int64_t row = 0; row < block.rows; ++row) {
+    T* grad = scratch.grad + row * scratch.stride;
+    const int64_t columns = block.columns<T>(row);
+    for (int64_t i = 0; i < columns; i += kLanes<T>) {
+      Vec<T> g = {};
+      if (a.grad_entropy) {
+        const Vec<T> log_weight =
+            maximum<T>(load(grad + i) - lse[row], broadcast(VectorTraits<T>::kExpFloor));
+        g = -a.grad_entropy[first + row] * VectorTraits<T>::kLog2e * log_weight;
+      }
+      if (a.grad_weights) g += load_at_most(a.grad_weights + (first + row) * keys + i, keys - i);
+      store(grad + i, g);
+    }
+  }
+}
+
+// grad_j = scale * weights_j * (grad_j - sum_i weights_i grad_i + grad_lse) for kRows rows.
+template <class T, int kRows>
+void softmax_grad_rows(const T* weights, T* grad, int64_t stride, int64_t columns, T scale,
+                       const T* grad_lse) {
+  Vec<T> shift[kRows];
+#pragma GCC unroll 6
+  for (int row = 0; row < kRows; ++row) shift[row] = Vec<T>{};
+  for (int64_t i = 0; i < columns; i += kLanes<T>) {
+#pragma GCC unroll 6
+    for (int row = 0; row < kRows; ++row) {
+      shift[row] -= load(weights + row * stride + i) * load(grad + row * stride + i);
+    }
+  }
+#pragma GCC unroll 6
+  for (int row = 0; row < kRows; ++row) {
+    shift[row] = sum_lanes<T>(shift[row]) + (grad_lse ? grad_lse[row] : 0);
+  }
+  for (int64_t i = 0; i < columns; i += kLanes<T>) {
+#pragma GCC unroll 6
+    for (int row = 0; row < kRows; ++row) {
+      T* at = grad + row * stride + i;
+      store(at, load(weights + row * stride + i) * scale * (load(at) + shift[row]));
+    }
+  }
+}
+
+template <class T>
+void softmax_grad(const AttentionBackward<T>& a, const Block& block, int64_t pair,
+                  const BackwardScratch<T>& scratch) {
+  const T* grad_lse = a.grad_lse ? a.grad_lse + pair * a.shape.queries + block.first : nullptr;
+  const int64_t stride = scratch.stride;
+  for (int64_t row = 0; row < block.rows; row += kTileRows) {
+    const int64_t end = block.tile_end(row);
+    const int64_t columns = block.columns<T>(row);
+    const int64_t padded_columns = block.padded_columns<T>(row);
+    if (end - row == kTileRows) {
+      softmax_grad_rows<T, kTileRows>(scratch.weights + row * stride, scratch.grad + row * stride,
+                                      stride, columns, a.scale,
+                                      grad_lse ? grad_lse + row : nullptr);
+    } else {
+      for (int64_t r = row; r < end; ++r) {
+        softmax_grad_rows<T, 1>(scratch.weights + r * stride, scratch.grad + r * stride, stride,
+                                columns, a.scale, grad_lse ? grad_lse + r : nullptr);
+      }
+    }
+    for (int64_t r = row; r < end; ++r) {
+      for (int64_t i = columns; i < padded_columns; i += kLanes<T>) {
+        store(scratch.grad + r * stride + i, Vec<T>{});
+      }
+    }
+  }
+}
+
+template <class T>
+void backward_block(const AttentionBackward<T>& a, const Block& block, int64_t pair,
+                    const BackwardScratch<T>& scratch) {
+  const int64_t heads = a.shape.heads;
+  const int64_t dim = a.shape.dim;
+  // The last block comes first, and it sees all keys; the others add to grad_k and grad_v.
+  const bool accumulate = block.first + block.rows < a.shape.queries;
+  const bool started = a.grad_weights || a.grad_entropy || !a.grad_out.data;
+  prefetch_next(a.k, a.shape.keys, block, pair);
+  get_weights(a, block, pair, scratch);
+  if (started) start_grad(a, block, pair, scratch);
+  if (a.grad_out.data) {
+    const T* grad_out = a.grad_out.at(pair, heads, block.first);
+    multiply_over_dim(block, grad_out, a.grad_out.time_stride, scratch.values_transposed,
+                      scratch.grad, scratch.stride, started);
+    prefetch_next(a.v, a.shape.keys, block, pair);
+    pack(grad_out, a.grad_out.time_stride, block.rows, dim, scratch.grad_out);
+    multiply_over_queries(block, scratch.weights, scratch.stride, scratch.grad_out,
+                          a.grad_v.at(pair, heads, 0), a.grad_v.time_stride, accumulate);
+    prefetch_next(a.grad_out, a.shape.queries, block, pair);
+  }
+  softmax_grad(a, block, pair, scratch);
+  multiply_over_keys(block, scratch.grad, scratch.stride, scratch.keys,
+                     a.grad_q.at(pair, heads, block.first), a.grad_q.time_stride);
+  prefetch_next(a.q, a.shape.queries, block, pair);
+  pack(a.q.at(pair, heads, block.first), a.q.time_stride, block.rows, dim, scratch.queries);
+  multiply_over_queries(block, scratch.grad, scratch.stride, scratch.queries,
+                        a.grad_k.at(pair, heads, 0), a.grad_k.time_stride, accumulate);
+}
+
+template <class T>
+void backward_pair(const AttentionBackward<T>& a, int64_t pair, const BackwardScratch<T>& scratch) {
+  const AttentionShape& shape = a.shape;
+  const T* k = a.k.at(pair, shape.heads, 0);
+  pack(k, a.k.time_stride, shape.keys, shape.dim, scratch.keys);
+  if (needs_scores(a)) {
+    pack_transposed(k, a.k.time_stride, shape.keys, shape.dim, a.scale, scratch.keys_transposed);
+  }
+  if (a.grad_out.data) {
+    pack_transposed(a.v.at(pair, shape.heads, 0), a.v.time_stride, shape.keys, shape.dim, T(1),
+                    scratch.values_transposed);
+  } else {
+    for (int64_t key = 0; key < shape.keys; ++key) {
+      write_row<T>(nullptr, 0, 0, a.grad_v.at(pair, shape.heads, key), shape.dim);
+    }
+  }
+  const int64_t last = round_down(shape.queries - 1, scratch.rows);
+  for (int64_t first = last; first >= 0; first -= scratch.rows) {
+    backward_block(a, Block(shape, first, scratch.rows), pair, scratch);
+  }
+}
+
+template <class T>
+void backward(const AttentionBackward<T>& a, int64_t begin, int64_t end, void* memory) {
+  Arena arena(memory);
+  const BackwardScratch<T> scratch(a.shape, arena);
+  for (int64_t pair = begin; pair < end; ++pair) backward_pair(a, pair, scratch);
+}
+
+}  // namespace
+
+int64_t attention_backward_scratch_f32(const AttentionBackward<float>& a) {
+  return scratch_bytes<BackwardScratch<float>>(a.shape);
+}
+int64_t attention_backward_scratch_f64(const AttentionBackward<double>& a) {
+  return scratch_bytes<BackwardScratch<double>>(a.shape);
+}
+
+void attention_backward_f32(const AttentionBackward<float>& a, int64_t begin, int64_t end,
+                            void* scratch) {
+  backward(a, begin, end, scratch);
+}
+void attention_backward_f64(const AttentionBackward<double>& a, int64_t begin, int64_t end,
+                            void* scratch) {
+  backward(a, begin, end, scratch);
+}
+
+}  // namespace BWT_SIMD
+}  // namespace bwt

@@ -1,0 +1,210 @@
+// The forward pass of attention_simd.h, and the softmax that the backward pass needs, too.
+
+namespace bwt {
+namespace BWT_SIMD {
+namespace {
+
+// Of the rows of scores s of a block, with the largest element m.
+template <class T>
+struct RowSums {
+  RowSums(Arena& arena, int64_t rows)
+      : max(arena.take<T>(round_up(rows, kLanes<T>))),
+        sum(arena.take<T>(round_up(rows, kLanes<T>))),
+        moment(arena.take<T>(round_up(rows, kLanes<T>))) {}
+
+  T* max;     // m
+  T* sum;     // sum_j exp(s_j - m)
+  T* moment;  // sum_j exp(s_j - m) * (s_j - m)
+};
+
+// exp(score - max) of kRows rows, of which row 0 sees `keys` keys and each further row `more` more,
+// up to a whole vector. Keys that are not seen become the lowest score and an exponential of zero.
+template <class T, int kRows>
+void exponentials(T* scores, T* to, int64_t stride, int64_t keys, int64_t more,
+                  const RowSums<T>& sums, int64_t first) {
+  constexpr int n = kLanes<T>;
+  const Vec<T> lowest = broadcast(std::numeric_limits<T>::lowest());
+  const int64_t seen_by_all = round_down(keys, n);
+  const int64_t end = round_up(keys + more * (kRows - 1), n);
+
+  Vec<T> max[kRows];
+#pragma GCC unroll 6
+  for (int row = 0; row < kRows; ++row) max[row] = lowest;
+  for (int64_t key = 0; key < seen_by_all; key += n) {
+#pragma GCC unroll 6
+    for (int row = 0; row < kRows; ++row) {
+      max[row] = maximum<T>(max[row], load(scores + row * stride + key));
+    }
+  }
+  for (int64_t key = seen_by_all; key < end; key += n) {
+    const Vec<T> beyond_row_0 = lane_numbers<T>() + T(key - keys);
+#pragma GCC unroll 6
+    for (int row = 0; row < kRows; ++row) {
+      T* at = scores + row * stride + key;
+      const Vec<T> masked = beyond_row_0 < T(row) * T(more) ? load(at) : lowest;
+      store(at, masked);
+      max[row] = maximum<T>(max[row], masked);
+    }
+  }
+
+  Vec<T> sum[kRows];
+  Vec<T> moment[kRows];
+#pragma GCC unroll 6
+  for (int row = 0; row < kRows; ++row) {
+    max[row] = max_lanes<T>(max[row]);
+    sum[row] = Vec<T>{};
+    moment[row] = Vec<T>{};
+  }
+  for (int64_t key = 0; key < end; key += n) {
+#pragma GCC unroll 6
+    for (int row = 0; row < kRows; ++row) {
+      // The floor keeps the moment finite where the exponential is zero.
+      const Vec<T> x = maximum<T>(load(scores + row * stride + key) - max[row],
+                                  broadcast(VectorTraits<T>::kExpFloor));
+      const Vec<T> e = exp<T>(x);
+      store(to + row * stride + key, e);
+      sum[row] += e;
+      moment[row] += e * x;
+    }
+  }
+#pragma GCC unroll 6
+  for (int row = 0; row < kRows; ++row) {
+    sums.max[first + row] = max[row][0];
+    sums.sum[first + row] = sum_lanes<T>(sum[row])[0];
+    sums.moment[first + row] = sum_lanes<T>(moment[row])[0];
+  }
+}
+
+// to[0, columns) = factor * from[0, filled), then zeros; filled is a whole number of vectors.
+template <class T>
+void write_row(const T* from, int64_t filled, T factor, T* to, int64_t columns) {
+  constexpr int n = kLanes<T>;
+  const int64_t whole = round_down(columns, n);
+  int64_t i = 0;
+  for (; i < (filled < whole ? filled : whole); i += n) store(to + i, load(from + i) * factor);
+  for (; i < whole; i += n) store(to + i, Vec<T>{});
+  if (i < columns) {
+    store_partial(to + i, i < filled ? load(from + i) * factor : Vec<T>{}, columns - i);
+  }
+}
+
+// The softmax of a block of scores as padded weights of the same stride, maybe in place, or as
+// `captured` weights [block rows, keys] if that is not null. Changes scores that are not seen.
+template <class T>
+void softmax(const Block& block, T* scores, T* weights, int64_t stride, T* captured,
+             const RowSums<T>& sums) {
+  for (int64_t row = 0; row < block.rows; row += kTileRows) {
+    const int64_t end = block.tile_end(row);
+    const int64_t columns = captured ? block.shape.keys : block.padded_columns<T>(row);
+    if (end - row == kTileRows) {
+      exponentials<T, kTileRows>(scores + row * stride, weights + row * stride, stride,
+                                 block.visible_keys(row), block.shape.causal, sums, row);
+    } else {
+      for (int64_t r = row; r < end; ++r) {
+        exponentials<T, 1>(scores + r * stride, weights + r * stride, stride, block.visible_keys(r),
+                           0, sums, r);
+      }
+    }
+    for (int64_t r = row; r < end; ++r) {
+      T* from = weights + r * stride;
+      write_row(from, round_up(block.visible_keys(r), kLanes<T>), 1 / sums.sum[r],
+                captured ? captured + r * columns : from, columns);
+    }
+  }
+}
+
+// lse = max + log(sum) and entropy = (log(sum) - moment / sum) / log(2). Rounding must not make an
+// entropy negative.
+template <class T>
+void write_lse_and_entropy(const RowSums<T>& sums, int64_t rows, T* lse, T* entropy) {
+  for (int64_t i = 0; i < rows; i += kLanes<T>) {
+    const Vec<T> sum = load(sums.sum + i);
+    const Vec<T> log_sum = log<T>(sum);
+    if (lse) store_at_most(lse + i, load(sums.max + i) + log_sum, rows - i);
+    if (entropy) {
+      const Vec<T> bits = (log_sum - load(sums.moment + i) / sum) * VectorTraits<T>::kLog2e;
+      store_at_most(entropy + i, maximum<T>(bits, Vec<T>{}), rows - i);
+    }
+  }
+}
+
+template <class T>
+struct ForwardScratch {
+  ForwardScratch(const AttentionShape& shape, Arena& arena)
+      : rows(block_rows<T>(shape)),
+        stride(scores_stride<T>(shape)),
+        keys(arena.take<T>(panels_size<T>(shape.keys, shape.dim))),
+        values(arena.take<T>(panels_size<T>(shape.dim, shape.keys))),
+        scores(arena.take<T>(rows * stride)),
+        sums(arena, rows) {}
+
+  int64_t rows;
+  int64_t stride;
+  T* keys;    // panels [dim, keys], scaled
+  T* values;  // panels [keys, dim]
+  T* scores;  // [rows, keys], and weights
+  RowSums<T> sums;
+};
+
+template <class T>
+void forward_block(const AttentionForward<T>& a, const Block& block, int64_t pair,
+                   const ForwardScratch<T>& scratch) {
+  const int64_t row = pair * a.shape.queries + block.first;
+  T* captured = a.weights ? a.weights + row * a.shape.keys : nullptr;
+  prefetch_next(a.k, a.shape.keys, block, pair);
+  multiply_over_dim(block, a.q.at(pair, a.shape.heads, block.first), a.q.time_stride, scratch.keys,
+                    scratch.scores, scratch.stride, false);
+  prefetch_next(a.v, a.shape.keys, block, pair);
+  softmax(block, scratch.scores, scratch.scores, scratch.stride, captured, scratch.sums);
+  if (a.lse || a.entropy) {
+    write_lse_and_entropy(scratch.sums, block.rows, a.lse ? a.lse + row : nullptr,
+                          a.entropy ? a.entropy + row : nullptr);
+  }
+  prefetch_next(a.q, a.shape.queries, block, pair);
+  multiply_over_keys(block, captured ? captured : scratch.scores,
+                     captured ? a.shape.keys : scratch.stride, scratch.values,
+                     a.out.at(pair, a.shape.heads, block.first), a.out.time_stride);
+}
+
+template <class T>
+void forward(const AttentionForward<T>& a, int64_t begin, int64_t end, void* memory) {
+  const AttentionShape& shape = a.shape;
+  Arena arena(memory);
+  const ForwardScratch<T> scratch(shape, arena);
+  for (int64_t pair = begin; pair < end; ++pair) {
+    pack_transposed(a.k.at(pair, shape.heads, 0), a.k.time_stride, shape.keys, shape.dim, a.scale,
+                    scratch.keys);
+    pack(a.v.at(pair, shape.heads, 0), a.v.time_stride, shape.keys, shape.dim, scratch.values);
+    for (int64_t first = 0; first < shape.queries; first += scratch.rows) {
+      forward_block(a, Block(shape, first, scratch.rows), pair, scratch);
+    }
+  }
+}
+
+template <class Scratch>
+int64_t scratch_bytes(const AttentionShape& shape) {
+  Arena arena(nullptr);
+  const Scratch scratch(shape, arena);
+  return arena.bytes();
+}
+
+}  // namespace
+
+int64_t attention_forward_scratch_f32(const AttentionForward<float>& a) {
+  return scratch_bytes<ForwardScratch<float>>(a.shape);
+}
+int64_t attention_forward_scratch_f64(const AttentionForward<double>& a) {
+  return scratch_bytes<ForwardScratch<double>>(a.shape);
+}
+
+void attention_forward_f32(const AttentionForward<float>& a, int64_t begin, int64_t end,
+                           void* scratch) {
+  forward(a, begin, end, scratch);
+}
+void attention_forward_f64(const AttentionForward<double>& a, int64_t begin, int64_t end,
+                           void* scratch) {
+  forward(a, begin, end, scratch);
+}
+
+}  // namespace BWT_SIMD
+}  // namespace bwt
