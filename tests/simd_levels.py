@@ -1,4 +1,4 @@
-"""Running value tests at each SIMD level. The level is chosen once per process, so each gets one."""
+"""Value tests at each SIMD level. The level is chosen once per process, so each gets a process."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ LEVELS = ["baseline", "avx2", "avx512"]
 
 
 def rerun(level: str, file: str, tests: str) -> None:
-    """Runs the tests of a file that match an expression; skips where the machine lacks the level."""
+    """Runs the tests of a file that match an expression; skips if the machine lacks the level."""
     environment = {**os.environ, "BWT_SIMD": level}
     used = subprocess.run(
         [sys.executable, "-P", "-c", "import torch, bwt._C; print(bwt._C.simd())"],

@@ -128,7 +128,7 @@ _library.define(
 _library.define(
     "attention_backward(Tensor? grad_out, Tensor? grad_weights, Tensor? grad_entropy, "
     "Tensor? grad_lse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor weights, "
-    "bool causal, float scale) -> (Tensor, Tensor, Tensor)"
+    "Tensor entropy, bool causal, float scale) -> (Tensor, Tensor, Tensor)"
 )
 
 
@@ -152,15 +152,26 @@ def _fake(q, k, v, causal, scale, weights, entropy):
 
 @torch.library.register_fake("bwt::attention_backward")
 def _fake_backward(
-    grad_out, grad_weights, grad_entropy, grad_lse, q, k, v, out, lse, weights, causal, scale
+    grad_out,
+    grad_weights,
+    grad_entropy,
+    grad_lse,
+    q,
+    k,
+    v,
+    out,
+    lse,
+    weights,
+    entropy,
+    causal,
+    scale,
 ):
     return _new_heads(q), _new_heads(k), _new_heads(v)
 
 
 def _setup_context(ctx, inputs, output) -> None:
     q, k, v, ctx.causal, ctx.scale, ctx.weights, ctx.entropy = inputs
-    out, lse, weights, _ = output
-    ctx.save_for_backward(q, k, v, out, lse, weights)
+    ctx.save_for_backward(q, k, v, *output)
     # Absent gradients stay None: a zero for the weights would be as large as the weights.
     ctx.set_materialize_grads(False)
 
@@ -178,4 +189,66 @@ def _backward(ctx, grad_out, grad_lse, grad_weights, grad_entropy):
     return *gradients, None, None, None, None
 
 
+def _precision() -> str:
+    """Of float32 products on a GPU: torch's own switch, exact by default."""
+    return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+
+
+def _triton_forward(q, k, v, causal, scale, weights, entropy):
+    from bwt.kernels import attention as kernels
+
+    out, lse, captured, bits = kernels.attention_forward(
+        q,
+        k,
+        v,
+        causal=causal,
+        scale=scale,
+        capture_weights=weights,
+        capture_entropy=entropy,
+        precision=_precision(),
+    )
+    return (
+        out,
+        lse,
+        q.new_empty(0) if captured is None else captured,
+        lse.new_empty(0) if bits is None else bits,
+    )
+
+
+def _triton_backward(
+    grad_out,
+    grad_weights,
+    grad_entropy,
+    grad_lse,
+    q,
+    k,
+    v,
+    out,
+    lse,
+    weights,
+    entropy,
+    causal,
+    scale,
+):
+    from bwt.kernels import attention as kernels
+
+    return kernels.attention_backward(
+        grad_out,
+        grad_weights,
+        grad_entropy,
+        grad_lse,
+        q,
+        k,
+        v,
+        out,
+        lse,
+        entropy if entropy.numel() else None,
+        causal=causal,
+        scale=scale,
+        precision=_precision(),
+    )
+
+
+_library.library.impl("attention", _triton_forward, "CUDA")
+_library.library.impl("attention_backward", _triton_backward, "CUDA")
 torch.library.register_autograd("bwt::attention", _backward, setup_context=_setup_context)

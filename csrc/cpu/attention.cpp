@@ -159,8 +159,8 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward(
     const std::optional<Tensor>& grad_out, const std::optional<Tensor>& grad_weights,
     const std::optional<Tensor>& grad_entropy, const std::optional<Tensor>& grad_lse,
     const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse,
-    const Tensor& weights, bool causal, double scale) {
-  (void)out, (void)lse;  // for the kernels that recompute from them
+    const Tensor& weights, const Tensor& entropy, bool causal, double scale) {
+  (void)out, (void)lse, (void)entropy;  // for the kernels that recompute from them
   const Tensor grad_q = new_heads(q, q.size(2)), grad_k = new_heads(k, k.size(2)),
                grad_v = new_heads(v, v.size(2));
   if (q.size(0) * q.size(1) > 0) {

@@ -1,0 +1,277 @@
+"""Speed of attention with captured weights.
+
+    python benchmarks/bench_attention.py --plot attention.svg
+
+`native` and `triton` return the exact weights; so do the eager and compiled versions and
+torch.nn.MultiheadAttention, whose time includes its two projections. `sdpa` is torch's fused
+attention, which returns no weights. `gemm` is the roofline: the counted causal operations at the
+speed of torch.mm in the same run; `write` the time to write out and weights to memory.
+"""
+
+import functools
+import math
+import sys
+from typing import NamedTuple
+
+import common
+import numpy as np
+import torch
+from common import FORWARD, FULL, Bench, Case, Claim, Provider, Unavailable, per_unit
+from torch import Tensor
+from torch.nn import functional
+
+from bwt import ops, reference
+from bwt.ops import _dispatch
+
+OP = "attention"
+BOTH = (FORWARD, FULL)
+
+
+class Inputs(NamedTuple):
+    leaf: Tensor  # [B, T, 3, H, D], or the three stacked [3, B, H, T, D]
+    qkv: tuple[Tensor, Tensor, Tensor]  # views of the leaf, each [B, H, T, D]
+    grad_out: Tensor  # [B, H, T, D]
+
+
+def declare(B: int, H: int, T: int, D: int, *, fused: bool) -> Case:
+    name = f"B{B}-H{H}-T{T}-D{D}-{'fused' if fused else 'dense'}"
+    return Case(name, dict(B=B, H=H, T=T, D=D, fused=fused), BOTH)
+
+
+SHAPES = [(64, 6, 39, 32), (64, 8, 93, 32), (16, 8, 128, 32), (4, 8, 512, 64)]
+CASES = [declare(*shape, fused=fused) for shape in SHAPES for fused in (False, True)]
+
+
+def sizes(case: Case) -> tuple[int, int, int, int]:
+    return tuple(case.shape[name] for name in "BHTD")
+
+
+def inputs(case: Case, device: str) -> Inputs:
+    B, H, T, D = sizes(case)
+    rng = np.random.default_rng(0)
+    shape = (B, T, 3, H, D) if case.shape["fused"] else (3, B, H, T, D)
+    leaf = torch.from_numpy(rng.standard_normal(shape, np.float32)).to(device).requires_grad_()
+    if case.shape["fused"]:
+        qkv = tuple(x.transpose(1, 2) for x in leaf.unbind(2))
+    else:
+        qkv = leaf.unbind(0)
+    grad_out = torch.from_numpy(rng.standard_normal((B, H, T, D), np.float32)).to(device)
+    # Leaves of their own: the time of splitting a projection's gradient is not attention's.
+    qkv = tuple(x.detach().requires_grad_() for x in qkv)
+    return Inputs(leaf, qkv, grad_out)
+
+
+def provider(name: str, attend, *, devices=("cpu", "cuda"), backend="") -> Provider:
+    """attend(case) returns a function (q, k, v) -> (out, weights | None)."""
+
+    def make(case, mode, x, device):
+        run = attend(case, device)
+        if mode == FORWARD:
+
+            def forward():
+                with torch.no_grad():
+                    return run(*x.qkv)
+
+            return forward, case.units
+
+        def full():
+            out, weights = run(*x.qkv)
+            return out, weights, *torch.autograd.grad(out, x.qkv, x.grad_out)
+
+        return full, case.units
+
+    return Provider(name, make, devices, backend=backend)
+
+
+def of_backend(backend: str, capture: tuple[str, ...]):
+    def attend(case, device):
+        try:
+            _dispatch.choose(OP, backend, torch.device(device))
+        except RuntimeError as reason:
+            raise Unavailable(reason) from reason
+
+        def run(q, k, v):
+            got = ops.attention(q, k, v, capture=capture, backend=backend)
+            return got.out, got.weights
+
+        return run
+
+    return attend
+
+
+@functools.cache
+def additive_mask(queries: int, device: str) -> Tensor:
+    return torch.full((queries, queries), -math.inf, device=device).triu(1)
+
+
+def eager(case, device):
+    """With the mask added inside the product, which was the fastest eager form found."""
+    B, H, T, D = sizes(case)
+    mask, scale = additive_mask(T, device), D**-0.5
+
+    def run(q, k, v):
+        flat = [x.reshape(B * H, T, D) for x in (q, k, v)]
+        scores = torch.baddbmm(mask, flat[0], flat[1].transpose(1, 2), alpha=scale)
+        weights = scores.softmax(-1)
+        return torch.bmm(weights, flat[2]).view(B, H, T, D), weights.view(B, H, T, T)
+
+    return run
+
+
+def compiled(case, device):
+    torch._dynamo.reset()
+    return torch.compile(eager(case, device))
+
+
+def sdpa(case, device):
+    return lambda q, k, v: (functional.scaled_dot_product_attention(q, k, v, is_causal=True), None)
+
+
+def multihead(case, device):
+    """The module people reach for when they want weights; identity projections."""
+    B, H, T, D = sizes(case)
+    module = torch.nn.MultiheadAttention(H * D, H, bias=False, batch_first=True, device=device)
+    with torch.no_grad():
+        module.in_proj_weight.copy_(torch.eye(H * D).repeat(3, 1))
+        module.out_proj.weight.copy_(torch.eye(H * D))
+    mask = additive_mask(T, device)
+
+    def run(q, k, v):
+        merged = [x.transpose(1, 2).reshape(B, T, H * D) for x in (q, k, v)]
+        out, weights = module(*merged, attn_mask=mask, average_attn_weights=False)
+        return out.view(B, T, H, D).transpose(1, 2), weights
+
+    return run
+
+
+@functools.cache
+def expected(case: Case):
+    x = inputs(case, "cpu")
+    q, k, v = (y.detach().double().numpy()[:2] for y in x.qkv)
+    forward = reference.attention(q, k, v, capture=("weights",))
+    grads = reference.attention_backward(q, k, v, grad_out=x.grad_out[:2].double().numpy())
+    return forward, grads
+
+
+def check(case: Case, mode: str, x: Inputs, outputs, units: float) -> str | None:
+    """The first two sequences against the reference. The bound is that of a sum of T + D rounded
+    terms of order one, with room for the chain of two products."""
+    forward, grads = expected(case)
+    wanted = [forward.out, forward.weights, *(grads if mode == FULL else ())]
+    _, _, T, D = sizes(case)
+    bound = 30 * torch.finfo(torch.float32).eps * (T**0.5 + D**0.5)
+    for index, (got, want) in enumerate(zip(outputs, wanted, strict=True)):
+        if got is None:
+            continue
+        error = np.abs(got[:2].detach().double().cpu().numpy() - want).max()
+        allowed = bound * max(1.0, np.abs(want).max())
+        if not error <= allowed:
+            return f"result {index} is off by {error:.3g}, allowed {allowed:.3g}"
+    return None
+
+
+def operations(case: Case, mode: str) -> float:
+    """Floating-point operations of the visible scores: two products forward, five more back."""
+    B, H, T, D = sizes(case)
+    return (2 if mode == FORWARD else 7) * 2 * B * H * D * T * (T + 1) / 2
+
+
+def output_shapes(case: Case) -> list[tuple[int, ...]]:
+    B, H, T, D = sizes(case)
+    return [(B, H, T, D), (B, H, T, T)]
+
+
+STYLES = {
+    "native": "#009E73",
+    "triton": "#CC79A7",
+    "sdpa": "#0072B2",
+    "eager": "#D55E00",
+    "compiled": "#E69F00",
+    "multihead": "#999999",
+    "gemm": "#000000",
+}
+
+
+def plot_bars(rows: list[dict], path: str) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows = [row for row in rows if row["mode"] == FULL and row["provider"] in STYLES]
+    if not rows:
+        print("--plot: nothing to draw: no forward+backward was measured", file=sys.stderr)
+        return
+    threads = min(row["threads"] for row in rows)
+    times = {(r["case"], r["provider"]): per_unit(r) * 1e3 for r in rows if r["threads"] == threads}
+    cases = [case.name for case in CASES if any(name == case.name for name, _ in times)]
+    names = [name for name in STYLES if any(other == name for _, other in times)]
+    with pyplot.rc_context({"svg.fonttype": "none", "font.size": 9, "axes.axisbelow": True}):
+        figure, axes = pyplot.subplots(figsize=(8.4, 4.2), layout="constrained")
+        for i, name in enumerate(names):
+            found = [
+                (j, times[case, name]) for j, case in enumerate(cases) if (case, name) in times
+            ]
+            offset = (i - (len(names) - 1) / 2) * 0.8 / len(names)
+            axes.bar(
+                [j + offset for j, _ in found],
+                [time for _, time in found],
+                0.8 / len(names),
+                color=STYLES[name],
+                label=name,
+            )
+        axes.set(yscale="log", ylabel="forward + backward (ms)")
+        axes.set_xticks(range(len(cases)), [name.replace("-", " ") for name in cases], rotation=20)
+        axes.grid(True, axis="y", color="#dddddd", linewidth=0.6)
+        axes.legend(frameon=False, ncols=len(names), loc="upper left")
+        plural = "s" * (threads > 1)
+        axes.set_title(f"attention, causal, float32, {rows[0]['device']}, {threads} thread{plural}")
+        figure.savefig(path)
+        pyplot.close(figure)
+
+
+def claims():
+    limits = {39: 0.6, 93: 0.9, 128: 0.9, 512: 1.1}
+    for case in CASES:
+        limit = limits[case.shape["T"]]
+        yield Claim(case.name, slow="native", fast="sdpa", at_most=limit, mode=FULL)
+        if case.shape["T"] == 39:
+            for peer in ("eager", "compiled", "multihead"):
+                yield Claim(case.name, slow=peer, fast="native", at_least=1.8, mode=FULL)
+
+
+BENCH = Bench(
+    op=OP,
+    cases=CASES,
+    providers=[
+        provider("native", of_backend("native", ("weights",)), devices=("cpu",), backend="native"),
+        provider("native-plain", of_backend("native", ()), devices=("cpu",), backend="native"),
+        provider(
+            "native-entropy",
+            of_backend("native", ("weights", "entropy")),
+            devices=("cpu",),
+            backend="native",
+        ),
+        provider("triton", of_backend("triton", ("weights",)), devices=("cuda",), backend="triton"),
+        provider("sdpa", sdpa),
+        provider("eager", eager),
+        provider("compiled", compiled),
+        provider("multihead", multihead),
+        common.gemm_bound("gemm", operations),
+        common.write_bound("write", output_shapes),
+    ],
+    inputs=inputs,
+    check=check,
+    baseline="sdpa",
+    claims=tuple(claims()),
+    plot=plot_bars,
+    plot_help="draw forward + backward times of all cases",
+)
+
+
+def main(argv: list[str] | None = None) -> int:
+    return common.main(BENCH, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
