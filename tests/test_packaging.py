@@ -1,6 +1,5 @@
 """What is installed, and what works without the native extension."""
 
-import re
 import subprocess
 import sys
 import zipfile
@@ -91,10 +90,3 @@ def test_a_build_that_cannot_be_is_refused(choice, message):
         env={"BWT_CUDA": choice, "PATH": "/nonexistent"},
     )
     assert done.returncode != 0 and message in done.stderr
-
-
-def test_readme_example_prints_what_it_says(capsys):
-    text = (ROOT / "README.md").read_text()
-    code, printed = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", text, re.S).groups()
-    exec(code, {})
-    assert capsys.readouterr().out == printed
