@@ -14,10 +14,10 @@
 #ifdef BWT_SIMD_X86
 
 #ifdef __clang__
-#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx2,fma,bmi2"))), apply_to = function)
 #else
 #pragma GCC push_options
-#pragma GCC target("avx2,fma")
+#pragma GCC target("avx2,fma,bmi2")
 #endif
 #define BWT_SIMD avx2
 #define BWT_SIMD_BYTES 32
@@ -26,12 +26,13 @@
 #undef BWT_SIMD_BYTES
 #ifdef __clang__
 #pragma clang attribute pop
-#pragma clang attribute push( \
-    __attribute__((target("avx512f,avx512dq,avx512vl,avx512bw,avx2,fma"))), apply_to = function)
+#pragma clang attribute push(                                                    \
+    __attribute__((target("avx512f,avx512dq,avx512vl,avx512bw,avx2,fma,bmi2"))), \
+    apply_to = function)
 #else
 #pragma GCC pop_options
 #pragma GCC push_options
-#pragma GCC target("avx512f,avx512dq,avx512vl,avx512bw,avx2,fma,prefer-vector-width=512")
+#pragma GCC target("avx512f,avx512dq,avx512vl,avx512bw,avx2,fma,bmi2,prefer-vector-width=512")
 #endif
 #define BWT_SIMD avx512
 #define BWT_SIMD_BYTES 64

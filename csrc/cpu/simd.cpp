@@ -9,13 +9,18 @@ namespace {
 
 Simd best_level() {
 #ifdef BWT_SIMD_X86
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") ||
+      !__builtin_cpu_supports("bmi2")) {
+    return Simd::kBaseline;
+  }
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw")) {
     return Simd::kAvx512;
   }
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return Simd::kAvx2;
-#endif
+  return Simd::kAvx2;
+#else
   return Simd::kBaseline;
+#endif
 }
 
 Simd capped_level() {
