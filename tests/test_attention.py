@@ -1,6 +1,9 @@
 """attention on the CPU, against the NumPy float64 reference."""
 
 import itertools
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -314,6 +317,31 @@ def test_reference_backend_refuses_gradients():
     q = X.clone().requires_grad_()
     with pytest.raises(RuntimeError, match="backend 'reference' has no gradient"):
         ops.attention(q, X, X, backend="reference")
+
+
+def test_gradcheck_of_the_interpreted_triton_kernels():
+    """The whole op, with the CUDA implementation in the place of the native one."""
+    code = """
+import importlib, torch
+from bwt import ops
+module = importlib.import_module("bwt.ops.attention")
+implement = torch.library.Library("bwt", "IMPL")
+implement.impl("attention", module._triton_forward, "CPU", allow_override=True)
+implement.impl("attention_backward", module._triton_backward, "CPU", allow_override=True)
+torch.manual_seed(0)
+shapes = [(1, 2, 3, 4), (1, 2, 5, 4), (1, 2, 5, 4)]
+inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+for capture in [(), ("weights", "entropy")]:
+    def outputs(q, k, v):
+        got = ops.attention(q, k, v, capture=capture)
+        return tuple(x for x in got if x is not None)
+    assert torch.autograd.gradcheck(outputs, inputs)
+print("checked")
+"""
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-P", "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.stdout.strip() == "checked", done.stderr
 
 
 @pytest.mark.parametrize("level", simd_levels.LEVELS)

@@ -133,7 +133,10 @@ _library.define(
 
 
 def _new_heads(like: Tensor) -> Tensor:
-    """[B, H, T, D] laid out as [B, T, H, D]: merging the heads afterwards costs nothing."""
+    """As the kernels lay out [B, H, T, D]: natively as [B, T, H, D], so that merging the heads
+    costs nothing; in Triton densely."""
+    if like.device.type == "cuda":
+        return like.new_empty(like.shape)
     batch, heads, time, size = like.shape
     return like.new_empty((batch, time, heads, size)).transpose(1, 2)
 
