@@ -1,0 +1,224 @@
+"""Compiles every entry of the table ahead of time, without a GPU, and reports what it uses.
+
+    python -m bwt.kernels.aot --arch 80 90 100 gfx942 --op attention --match '*.D64.*' --out DIR
+
+A module kernels/<op>.py takes part by having a function `specialisations(arch)` that yields
+(name, Launch) of every form that is to be compiled. TRITON_INTERPRET must be unset: an
+interpreting process cannot compile.
+"""
+
+import argparse
+import fnmatch
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from multiprocessing import get_context
+from pathlib import Path
+
+from .configs import ARCHITECTURES, FP_FUSION, Launch
+
+TENSOR_CORE = re.compile(r"(HMMA|HGMMA|UTC\w*MMA|IMMA|QGMMA)\b")
+POINTERS = {
+    "float16": "*fp16",
+    "bfloat16": "*bf16",
+    "float32": "*fp32",
+    "float64": "*fp64",
+    "int32": "*i32",
+    "int64": "*i64",
+    "uint8": "*u8",
+    "bool": "*i1",
+}
+COLUMNS = ("registers", "stack", "spills", "shared", "tensor_core", "wide_stores", "stores")
+
+
+def ops() -> list[str]:
+    modules = (path for path in Path(__file__).parent.glob("*.py") if path != Path(__file__))
+    return sorted(p.stem for p in modules if "\ndef specialisations(arch" in p.read_text())
+
+
+@cache
+def specialisations(op: str, arch: str) -> dict[str, Launch]:
+    return dict(importlib.import_module(f".{op}", __package__).specialisations(arch))
+
+
+def signature(launch: Launch) -> tuple[dict[str, str], dict, dict]:
+    """Types, constants and attributes as Triton's own launcher would choose them: None and 1
+    become constants, multiples of 16 are declared so."""
+    types, constants, attributes = {}, dict(launch.config.tiles), {}
+    for i, parameter in enumerate(launch.kernel.params):
+        value = launch.arguments.get(parameter.name)
+        integer = isinstance(value, int) and not isinstance(value, bool)
+        if parameter.is_constexpr or value is None or (integer and value == 1):
+            types[parameter.name] = "constexpr"
+            constants.setdefault(parameter.name, value)
+        elif integer:
+            types[parameter.name] = "i32" if abs(value) < 2**31 else "i64"
+        elif isinstance(value, float):
+            types[parameter.name] = "fp32"
+        else:
+            types[parameter.name] = POINTERS[str(value.dtype).removeprefix("torch.")]
+        pointer = types[parameter.name].startswith("*")
+        if pointer or (types[parameter.name][0] == "i" and value % 16 == 0):
+            attributes[(i,)] = [["tt.divisibility", 16]]
+    return types, constants, attributes
+
+
+def compile_launch(launch: Launch, arch: str):
+    """Triton's compiled kernel."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    nvidia = arch.startswith("sm_")
+    target = ("cuda", int(arch.removeprefix("sm_")), 32) if nvidia else ("hip", arch, 64)
+    options = {
+        "num_warps": launch.config.warps,
+        "num_stages": launch.config.stages,
+        "enable_fp_fusion": FP_FUSION,
+    }
+    source = ASTSource(launch.kernel, *signature(launch))
+    return triton.compile(source, target=GPUTarget(*target), options=options)
+
+
+def build(name: str, launch: Launch, arch: str, out: str | None) -> dict:
+    """Compile, write the files, return what is known about them."""
+    compiled = compile_launch(launch, arch)
+    types, constants, _ = signature(launch)
+    record = {
+        "name": name,
+        "arch": arch,
+        "shared": compiled.metadata.shared,
+        "num_warps": launch.config.warps,
+        "num_stages": launch.config.stages,
+        "fp_fusion": FP_FUSION,
+        "arguments": {key: kind for key, kind in types.items() if kind != "constexpr"},
+        "constants": constants,
+    }
+    forms = ("ptx", "cubin") if arch.startswith("sm_") else ("amdgcn", "hsaco")
+    text, binary = (compiled.asm[form] for form in forms)
+    if out is not None:
+        folder = Path(out, arch)
+        folder.mkdir(parents=True, exist_ok=True)
+        for form, content in zip(forms, (text.encode(), binary), strict=True):
+            record[form] = str(folder / f"{name}.{form}")
+            Path(record[form]).write_bytes(content)
+    resources = nvidia_resources(binary) if arch.startswith("sm_") else amd_resources(text)
+    return record | resources
+
+
+def build_by_name(op: str, name: str, arch: str, out: str | None) -> dict:
+    """For worker processes: launches themselves cannot be sent to them."""
+    return build(name, specialisations(op, arch)[name], arch, out)
+
+
+def nvidia_resources(cubin: bytes) -> dict:
+    """What ptxas made of it. LOCAL stays 0 in kernels that spill, so the stack and the opcodes of
+    local memory are looked at instead."""
+    usage = _cuobjdump("--dump-resource-usage", cubin)
+    found = dict(re.findall(r"\b(REG|STACK|SHARED):(\d+)", usage))
+    opcodes: dict[str, int] = {}
+    for opcode in re.findall(
+        r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", _cuobjdump("-sass", cubin)
+    ):
+        opcodes[opcode] = opcodes.get(opcode, 0) + 1
+
+    def count(pattern):
+        return sum(n for opcode, n in opcodes.items() if re.match(pattern, opcode))
+
+    return {
+        "registers": int(found["REG"]),
+        "stack": int(found["STACK"]),
+        "spills": count(r"(STL|LDL)\b"),
+        "tensor_core": count(TENSOR_CORE),
+        "tensor_core_kinds": sorted({o.split(".")[0] for o in opcodes if TENSOR_CORE.match(o)}),
+        "stores": count(r"STG\b"),
+        "wide_stores": count(r"STG\b.*\.128"),
+        "wide_loads": count(r"(LDG|LDGSTS)\b.*\.128"),
+    }
+
+
+def amd_resources(assembly: str) -> dict:
+    def field(name):
+        return int(re.search(rf"\.{name}:\s+(\d+)", assembly).group(1))
+
+    return {
+        "registers": field("vgpr_count"),
+        "stack": field("private_segment_fixed_size"),
+        "spills": field("vgpr_spill_count"),
+        "tensor_core": len(re.findall(r"\bv_mfma", assembly)),
+        "tensor_core_kinds": ["MFMA"] if "v_mfma" in assembly else [],
+        "stores": len(re.findall(r"\b(?:global|buffer)_store", assembly)),
+        "wide_stores": len(re.findall(r"\b(?:global|buffer)_store_dwordx4", assembly)),
+        "wide_loads": len(re.findall(r"\b(?:global|buffer)_load_dwordx4", assembly)),
+    }
+
+
+def _cuobjdump(option: str, cubin: bytes) -> str:
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    # nvdisasm lies beside it and is found through the path.
+    path = os.pathsep.join((str(tool.parent), os.environ.get("PATH", "")))
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        done = subprocess.run(
+            [tool, option, file.name],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=os.environ | {"PATH": path},
+        )
+    return done.stdout
+
+
+def show(record: dict, header: bool) -> None:
+    if header:
+        print(f"{'name':48}{'arch':>7}", *(f"{column:>11}" for column in COLUMNS))
+    values = (f"{record[column]:>11}" for column in COLUMNS)
+    print(f"{record['name']:48}{record['arch']:>7}", *values, flush=True)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    known = [arch.removeprefix("sm_") for arch in ARCHITECTURES]
+    parser.add_argument("--arch", nargs="+", choices=known, default=known)
+    parser.add_argument("--op", nargs="+", choices=ops(), default=ops())
+    parser.add_argument("--match", nargs="+", default=["*"], help="patterns of names to compile")
+    parser.add_argument("--out", help="directory for ptx, cubin and resources.json")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--json", action="store_true", help="print one JSON document only")
+    options = parser.parse_args(arguments)
+    if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
+        parser.error("TRITON_INTERPRET is set, and an interpreting process cannot compile")
+
+    jobs = [
+        (op, name, arch, options.out)
+        for op in options.op
+        for arch in (f"sm_{a}" if a.isdigit() else a for a in options.arch)
+        for name in specialisations(op, arch)
+        if any(fnmatch.fnmatch(name, pattern) for pattern in options.match)
+    ]
+    records = []
+    with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
+        for record in pool.map(build_by_name, *zip(*jobs, strict=True)) if jobs else ():
+            records.append(record)
+            if not options.json:
+                show(record, header=len(records) == 1)
+    document = json.dumps(records)
+    if options.out is not None:
+        Path(options.out).mkdir(parents=True, exist_ok=True)
+        Path(options.out, "resources.json").write_text(document)
+    if options.json:
+        print(document)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

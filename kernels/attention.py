@@ -1,0 +1,331 @@
+"""Attention with captured weights and entropy: launchers.
+
+    t = log2(e) scale q k^T,  w = 2^(t - max t) / sum,  out = w v
+    lse = ln sum e^(scale q k^T),  entropy = -sum w log2 w
+    gradient of a score: w (g - sum w g + grad_lse),
+        g = grad_out v^T + grad_weights - grad_entropy log2 w
+
+Layouts: q [B, H, T, D], k, v [B, H, S, D], S >= T, the last query aligned with the last key;
+weights [B, H, T, S]; lse, entropy [B, H, T] in float32. out and the gradients of q, k, v lie in
+memory as [B, T or S, H, D], so that heads can be merged without a copy.
+"""
+
+import torch
+import triton
+
+from .attention_short import attention_short_backward_kernel, attention_short_forward_kernel
+from .attention_stream import attention_stream_forward_kernel, attention_stream_weights_kernel
+from .attention_stream_backward import (
+    attention_stream_keys_kernel,
+    attention_stream_offset_kernel,
+    attention_stream_queries_kernel,
+)
+from .configs import Config, Launch, architecture, lookup
+
+HEAD_SIZES = (16, 32, 64, 128)
+PRECISIONS = ("ieee", "tf32")
+DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float64: "fp64"}
+
+
+def attention_forward(
+    q,
+    k,
+    v,
+    *,
+    causal,
+    scale,
+    capture_weights,
+    capture_entropy,
+    weights_dtype=None,
+    precision="ieee",
+    pad_weights=False,
+):
+    """(out, lse, weights | None, entropy | None).
+
+    `precision` is that of products of float32: exact, or tf32 on tensor cores. With pad_weights
+    the rows of weights start at multiples of 16 elements, which lets any S be stored in wide
+    pieces; the result is then a view that is not contiguous.
+    """
+    q, k, v = (_last_contiguous(x) for x in (q, k, v))
+    B, H, T, D = q.shape
+    S = k.shape[2]
+    statistics = torch.float64 if q.dtype == torch.float64 else torch.float32
+    out = _new_heads(q)
+    lse = torch.empty((B, H, T), dtype=statistics, device=q.device)
+    entropy = torch.empty_like(lse) if capture_entropy else None
+    weights = None
+    if capture_weights:
+        columns = triton.cdiv(S, 16) * 16 if pad_weights else S
+        weights = torch.empty((B, H, T, columns), dtype=weights_dtype or q.dtype, device=q.device)
+    if q.numel() > 0:
+        for launch in forward_launches(
+            q,
+            k,
+            v,
+            out,
+            lse,
+            weights,
+            entropy,
+            causal=causal,
+            scale=scale,
+            precision=precision,
+            arch=architecture(q.device),
+        ):
+            launch.run(q.device)
+    return out, lse, weights if weights is None else weights[..., :S], entropy
+
+
+def attention_backward(
+    grad_out,
+    grad_weights,
+    grad_entropy,
+    grad_lse,
+    q,
+    k,
+    v,
+    out,
+    lse,
+    entropy,
+    *,
+    causal,
+    scale,
+    precision="ieee",
+):
+    """(grad_q, grad_k, grad_v); incoming gradients may be None, and so may entropy where there is
+    no grad_entropy."""
+    q, k, v = (_last_contiguous(x) for x in (q, k, v))
+    if grad_out is not None:
+        grad_out = _last_contiguous(grad_out.to(q.dtype))
+    if grad_weights is not None:
+        grad_weights = _last_contiguous(grad_weights)
+    entropy, grad_entropy, grad_lse = (
+        x if x is None else x.contiguous() for x in (entropy, grad_entropy, grad_lse)
+    )
+    gradients = [_new_heads(x) for x in (q, k, v)]
+    incoming = (grad_out, grad_weights, grad_entropy, grad_lse)
+    if q.numel() == 0 or all(x is None for x in incoming):
+        return tuple(x.zero_() for x in gradients)
+    for launch in backward_launches(
+        *incoming,
+        q,
+        k,
+        v,
+        _last_contiguous(out),
+        lse.contiguous(),
+        entropy,
+        *gradients,
+        causal=causal,
+        scale=scale,
+        precision=precision,
+        arch=architecture(q.device),
+    ):
+        launch.run(q.device)
+    return tuple(gradients)
+
+
+def forward_launches(
+    q, k, v, out, lse, weights, entropy, *, causal, scale, precision, arch
+) -> list[Launch]:
+    """What attention_forward runs."""
+    mode, common = _common(q, k, causal, scale, precision)
+    common |= {"q": q, "k": k, "lse": lse} | _strides(q=q, k=k)
+    values = {"v": v, "out": out, "entropy": entropy, "STORE_ENTROPY": entropy is not None}
+    values |= _strides(v=v)
+    columns = 0 if weights is None else weights.shape[-1]
+    stored = {"weights": weights, "w_row": columns, "w_columns": columns}
+    heads, (queries, keys) = q.shape[0] * q.shape[1], (q.shape[2], k.shape[2])
+
+    config = _short_config("short_forward", mode, common["BD"], arch, keys)
+    if config is not None:
+        groups = triton.cdiv(heads, config.tiles["PACK"])
+        arguments = common | values | stored
+        arguments |= {"num_heads": heads, "STORE_WEIGHTS": weights is not None}
+        grid = groups * triton.cdiv(queries, config.tiles["BT"])
+        return [Launch(attention_short_forward_kernel, grid, arguments, config)]
+
+    [config] = lookup("attention", "stream_forward", mode, common["BD"], arch)
+    grid = heads * triton.cdiv(queries, config.tiles["BT"])
+    launches = [Launch(attention_stream_forward_kernel, grid, common | values, config)]
+    if weights is not None:
+        [config] = lookup("attention", "stream_weights", mode, common["BD"], arch)
+        tiles = triton.cdiv(queries, config.tiles["BT"]) * triton.cdiv(columns, config.tiles["BS"])
+        arguments = common | stored
+        launches.append(Launch(attention_stream_weights_kernel, heads * tiles, arguments, config))
+    return launches
+
+
+def backward_launches(
+    grad_out,
+    grad_weights,
+    grad_entropy,
+    grad_lse,
+    q,
+    k,
+    v,
+    out,
+    lse,
+    entropy,
+    grad_q,
+    grad_k,
+    grad_v,
+    *,
+    causal,
+    scale,
+    precision,
+    arch,
+) -> list[Launch]:
+    """What attention_backward runs."""
+    mode, common = _common(q, k, causal, scale, precision)
+    common |= {"q": q, "k": k, "lse": lse} | _strides(q=q, k=k, go=grad_out, gw=grad_weights)
+    common |= _incoming(grad_out=grad_out, grad_weights=grad_weights, grad_entropy=grad_entropy)
+    values = {"v": v} | _strides(v=v)
+    heads, (queries, keys) = q.shape[0] * q.shape[1], (q.shape[2], k.shape[2])
+
+    config = _short_config("short_backward", mode, common["BD"], arch, keys)
+    if config is not None:
+        arguments = common | values | _incoming(grad_lse=grad_lse) | {"num_heads": heads}
+        arguments |= {"grad_q": grad_q, "grad_k": grad_k, "grad_v": grad_v}
+        grid = triton.cdiv(heads, config.tiles["PACK"])
+        return [Launch(attention_short_backward_kernel, grid, arguments, config)]
+
+    def blocks(kernel, length, tile):
+        [config] = lookup("attention", kernel, mode, common["BD"], arch)
+        return heads * triton.cdiv(length, config.tiles[tile]), config
+
+    offset = torch.empty_like(lse)
+    shared = common | values | {"offset": offset}
+    prepare = common | _incoming(grad_lse=grad_lse)
+    prepare |= {"out": out, "entropy": entropy, "offset": offset} | _strides(out=out)
+    grid, config = blocks("stream_offset", queries, "BT")
+    first = Launch(attention_stream_offset_kernel, grid, prepare, config)
+    grid, config = blocks("stream_keys", keys, "BS")
+    arguments = shared | {"grad_k": grad_k, "grad_v": grad_v}
+    second = Launch(attention_stream_keys_kernel, grid, arguments, config)
+    grid, config = blocks("stream_queries", queries, "BT")
+    third = Launch(attention_stream_queries_kernel, grid, shared | {"grad_q": grad_q}, config)
+    return [first, second, third]
+
+
+def _new_heads(like):
+    """[B, H, T, D] laid out as [B, T, H, D]: merging the heads afterwards costs nothing."""
+    B, H, T, D = like.shape
+    return torch.empty((B, T, H, D), dtype=like.dtype, device=like.device).transpose(1, 2)
+
+
+def _last_contiguous(x):
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _common(q, k, causal, scale, precision):
+    """The mode that the table knows, and the arguments all kernels have."""
+    head_size = q.shape[-1]
+    if head_size > HEAD_SIZES[-1]:
+        raise ValueError(f"attention: head size {head_size} is above {HEAD_SIZES[-1]}")
+    if precision not in PRECISIONS:
+        raise ValueError(f"attention: precision {precision!r} is not one of {PRECISIONS}")
+    mode = DTYPES.get(q.dtype) or {"ieee": "fp32", "tf32": "tf32"}[precision]
+    return mode, {
+        "scale": float(head_size**-0.5 if scale is None else scale),
+        "H": q.shape[1],
+        "T": q.shape[2],
+        "S": k.shape[2],
+        "CAUSAL": causal,
+        "D": head_size,
+        "BD": next(size for size in HEAD_SIZES if size >= head_size),
+        "PRECISION": "tf32" if mode == "tf32" else "ieee",
+    }
+
+
+def _strides(**tensors) -> dict[str, int]:
+    """All but the last, as q_stride_b, q_stride_h, q_stride_t; 0 for a tensor that is absent."""
+    strides = {}
+    for name, x in tensors.items():
+        for i, letter in enumerate("bhs" if name in ("k", "v") else "bht"):
+            strides[f"{name}_stride_{letter}"] = 0 if x is None else x.stride(i)
+    return strides
+
+
+def _incoming(**gradients) -> dict:
+    return gradients | {f"HAS_{name.upper()}": x is not None for name, x in gradients.items()}
+
+
+def _short_config(kernel, mode, head_size, arch, keys) -> Config | None:
+    """The smallest tile that holds all keys, or None if they have to be streamed."""
+    configs = lookup("attention", kernel, mode, head_size, arch)
+    return next((config for config in configs if config.tiles["BS"] >= keys), None)
+
+
+def example_launches(
+    *,
+    mode,
+    head_size,
+    queries,
+    keys,
+    arch,
+    causal=True,
+    captured=True,
+    pad_weights=False,
+    batch=2,
+    heads=3,
+) -> dict[str, Launch]:
+    """The launches of one call by name, on tensors without memory."""
+    dtypes = {name: dtype for dtype, name in DTYPES.items()}
+    dtype = dtypes.get(mode, torch.float32)
+
+    def empty(*shape, dtype=dtype):
+        return torch.empty((batch, heads, *shape), dtype=dtype, device="meta")
+
+    q, grad_out = empty(queries, head_size), empty(queries, head_size)
+    k, v = empty(keys, head_size), empty(keys, head_size)
+    out, grad_q, grad_k, grad_v = (_new_heads(x) for x in (q, q, k, v))
+    rows = [empty(queries, dtype=torch.float32) for _ in range(4)]
+    lse, entropy, grad_lse, grad_entropy = rows
+    weights = empty(queries, triton.cdiv(keys, 16) * 16 if pad_weights else keys)
+    options = {
+        "causal": causal,
+        "scale": None,
+        "precision": "tf32" if mode == "tf32" else "ieee",
+        "arch": arch,
+    }
+    if not captured:
+        weights = entropy = grad_lse = grad_entropy = None
+    launches = forward_launches(q, k, v, out, lse, weights, entropy, **options)
+    incoming = (grad_out, weights, grad_entropy, grad_lse)
+    launches += backward_launches(
+        *incoming, q, k, v, out, lse, entropy, grad_q, grad_k, grad_v, **options
+    )
+    return {launch.name: launch for launch in launches}
+
+
+STREAM_KEYS = 512  # more than any tile holds
+VARIANTS = {
+    "plain": {"captured": False, "odd": False},
+    "captured": {"captured": True, "odd": False},
+    "ragged": {"captured": True, "odd": True},
+}
+
+
+def specialisations(arch: str):
+    """(name, launch) of every entry of the table, as an ordinary call would compile it."""
+    for mode in ("fp16", "bf16", "tf32", "fp32"):
+        for head_size in HEAD_SIZES:
+            sizes = {
+                config.tiles["BS"]
+                for kernel in ("short_forward", "short_backward")
+                for config in lookup("attention", kernel, mode, head_size, arch)
+            }
+            for keys in (*sorted(sizes), STREAM_KEYS):
+                for variant, choice in VARIANTS.items():
+                    length = keys - choice["odd"]
+                    launches = example_launches(
+                        mode=mode,
+                        head_size=head_size,
+                        queries=length,
+                        keys=length,
+                        arch=arch,
+                        captured=choice["captured"],
+                    )
+                    for kernel, launch in launches.items():
+                        streamed = "PACK" not in launch.config.tiles
+                        if keys == (STREAM_KEYS if streamed else launch.config.tiles["BS"]):
+                            yield f"{kernel}.{mode}.D{head_size}.S{keys}.{variant}", launch

@@ -1,0 +1,246 @@
+"""Attention of short sequences: whole rows of scores stay on the chip, no online softmax.
+
+A program holds all keys of a head (S <= BS) and BT of its queries. When sequences are very short,
+PACK heads share one tile, and entries between different heads are hidden like future ones: a
+tensor core has no tiles smaller than that anyway.
+
+q, k, v are [B, H, T or S, D] with any strides and contiguous last dimension; heads are counted
+through the batch. out and the gradients written here are laid out as [B, T or S, H, D], lse and
+entropy as [B, H, T]; weights have contiguous heads of T rows, w_row elements apart.
+"""
+
+import triton
+import triton.language as tl
+
+from .attention_tiles import (
+    LN2,
+    NO_WEIGHT,
+    dense_rows,
+    load_rows,
+    merged_rows,
+    row_pointers,
+    scores_base2,
+    store_rows,
+    tile_rows,
+    visible_keys,
+    weights_by_key,
+)
+
+
+@triton.jit
+def attention_short_forward_kernel(
+    q,
+    k,
+    v,
+    out,
+    lse,
+    weights,
+    entropy,
+    scale,
+    num_heads,
+    H,
+    T,
+    S,
+    q_stride_b,
+    q_stride_h,
+    q_stride_t,
+    k_stride_b,
+    k_stride_h,
+    k_stride_s,
+    v_stride_b,
+    v_stride_h,
+    v_stride_s,
+    w_row,
+    w_columns,
+    CAUSAL: tl.constexpr,
+    STORE_WEIGHTS: tl.constexpr,
+    STORE_ENTROPY: tl.constexpr,
+    D: tl.constexpr,
+    BT: tl.constexpr,
+    BS: tl.constexpr,
+    BD: tl.constexpr,
+    PACK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    blocks = tl.cdiv(T, BT)
+    i_head = (tl.program_id(0) // blocks).to(tl.int64) * PACK
+    first = tl.program_id(0) % blocks * BT
+    o_slot_q, o_t = tile_rows(BT, PACK)
+    o_slot_k, o_s = tile_rows(BS, PACK)
+    m_q = (first + o_t < T) & (i_head + o_slot_q < num_heads)
+    m_k = (o_s < S) & (i_head + o_slot_k < num_heads)
+    p_q = row_pointers(q, i_head, first, o_t, H, q_stride_b, q_stride_h, q_stride_t, o_slot_q, PACK)
+    p_k = row_pointers(k, i_head, 0, o_s, H, k_stride_b, k_stride_h, k_stride_s, o_slot_k, PACK)
+    p_v = row_pointers(v, i_head, 0, o_s, H, v_stride_b, v_stride_h, v_stride_s, o_slot_k, PACK)
+    b_q = load_rows(p_q, m_q, D, BD)
+    b_k = load_rows(p_k, m_k, D, BD)
+    b_v = load_rows(p_v, m_k, D, BD)
+    m_visible = visible_keys(
+        o_slot_q[:, None], first + o_t[:, None], o_slot_k[None, :], o_s[None, :], T, S, CAUSAL, PACK
+    )
+    b_t = scores_base2(b_q, b_k, scale, m_visible, PRECISION)
+
+    b_peak = tl.max(b_t, axis=1)
+    b_t = b_t - b_peak[:, None]
+    b_p = tl.exp2(b_t)
+    b_sum = tl.sum(b_p, axis=1)
+    p_lse = dense_rows(lse, i_head, first, o_t, T, 1, o_slot_q, PACK)
+    tl.store(p_lse, (b_peak + tl.log2(b_sum)) * LN2, mask=m_q)
+    if STORE_ENTROPY:
+        # Relative to the peak both terms are >= 0: no cancellation, whatever the size of scores.
+        b_mean = tl.sum(b_p * tl.maximum(b_t, NO_WEIGHT), axis=1) / b_sum
+        p_entropy = dense_rows(entropy, i_head, first, o_t, T, 1, o_slot_q, PACK)
+        tl.store(p_entropy, tl.maximum(tl.log2(b_sum) - b_mean, 0.0), mask=m_q)
+    if STORE_WEIGHTS:
+        b_w = (b_p / b_sum[:, None]).to(weights.dtype.element_ty)
+        m_w = m_q[:, None] & (o_s < w_columns)[None, :]
+        if PACK > 1:
+            m_w = m_w & (o_slot_q[:, None] == o_slot_k[None, :])
+        p_w = dense_rows(weights, i_head, first, o_t, T, w_row, o_slot_q, PACK)
+        tl.store(p_w[:, None] + o_s[None, :], b_w, mask=m_w)
+
+    # Unnormalised weights have a largest one of 1, which suits 16-bit formats best.
+    b_out = tl.dot(b_p.to(b_v.dtype), b_v, input_precision=PRECISION) / b_sum[:, None]
+    p_out = merged_rows(out, i_head, first, o_t, T, H, D, o_slot_q, PACK)
+    store_rows(p_out, b_out, m_q, D, BD)
+
+
+@triton.jit
+def attention_short_backward_kernel(
+    grad_out,
+    grad_weights,
+    grad_entropy,
+    grad_lse,
+    q,
+    k,
+    v,
+    lse,
+    grad_q,
+    grad_k,
+    grad_v,
+    scale,
+    num_heads,
+    H,
+    T,
+    S,
+    go_stride_b,
+    go_stride_h,
+    go_stride_t,
+    gw_stride_b,
+    gw_stride_h,
+    gw_stride_t,
+    q_stride_b,
+    q_stride_h,
+    q_stride_t,
+    k_stride_b,
+    k_stride_h,
+    k_stride_s,
+    v_stride_b,
+    v_stride_h,
+    v_stride_s,
+    CAUSAL: tl.constexpr,
+    HAS_GRAD_OUT: tl.constexpr,
+    HAS_GRAD_WEIGHTS: tl.constexpr,
+    HAS_GRAD_ENTROPY: tl.constexpr,
+    HAS_GRAD_LSE: tl.constexpr,
+    D: tl.constexpr,
+    BT: tl.constexpr,
+    BS: tl.constexpr,
+    BD: tl.constexpr,
+    PACK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """All queries of PACK heads, block after block; gradients of keys and values stay on chip."""
+    i_head = tl.program_id(0).to(tl.int64) * PACK
+    o_slot_q, o_t = tile_rows(BT, PACK)
+    o_slot_k, o_s = tile_rows(BS, PACK)
+    m_k = (o_s < S) & (i_head + o_slot_k < num_heads)
+    p_k = row_pointers(k, i_head, 0, o_s, H, k_stride_b, k_stride_h, k_stride_s, o_slot_k, PACK)
+    p_v = row_pointers(v, i_head, 0, o_s, H, v_stride_b, v_stride_h, v_stride_s, o_slot_k, PACK)
+    b_k = load_rows(p_k, m_k, D, BD)
+    b_v = load_rows(p_v, m_k, D, BD)
+    ACC: tl.constexpr = tl.float64 if q.dtype.element_ty == tl.float64 else tl.float32
+    b_gk = tl.zeros((BS * PACK, BD), dtype=ACC)
+    b_gv = tl.zeros((BS * PACK, BD), dtype=ACC)
+
+    for first in range(0, T, BT):
+        m_q = (first + o_t < T) & (i_head + o_slot_q < num_heads)
+        p_q = row_pointers(
+            q, i_head, first, o_t, H, q_stride_b, q_stride_h, q_stride_t, o_slot_q, PACK
+        )
+        b_q = load_rows(p_q, m_q, D, BD)
+        p_lse = dense_rows(lse, i_head, first, o_t, T, 1, o_slot_q, PACK)
+        b_lse = tl.load(p_lse, mask=m_q, other=0.0)
+        m_visible = m_q[None, :] & visible_keys(
+            o_slot_q[None, :],
+            first + o_t[None, :],
+            o_slot_k[:, None],
+            o_s[:, None],
+            T,
+            S,
+            CAUSAL,
+            PACK,
+        )
+        b_w, b_log2w = weights_by_key(b_q, b_k, b_lse, scale, m_visible, PRECISION)
+
+        # b_g is the gradient of the weights; that of the scores is w (g - sum w g). The product
+        # comes last: it adds to what is there, and fewer tiles are alive at a time.
+        b_g = tl.zeros_like(b_w)
+        if HAS_GRAD_ENTROPY:
+            p_gh = dense_rows(grad_entropy, i_head, first, o_t, T, 1, o_slot_q, PACK)
+            b_g -= tl.load(p_gh, mask=m_q, other=0.0)[None, :] * b_log2w
+        if HAS_GRAD_WEIGHTS:
+            p_gw = row_pointers(
+                grad_weights,
+                i_head,
+                first,
+                o_t,
+                H,
+                gw_stride_b,
+                gw_stride_h,
+                gw_stride_t,
+                o_slot_q,
+                PACK,
+            )
+            # Read within bounds only: the causal staircase in a load's mask would make it scalar.
+            m_gw = m_q[None, :] & (o_s < S)[:, None]
+            if PACK > 1:
+                m_gw = m_gw & (o_slot_q[None, :] == o_slot_k[:, None])
+            b_gw = tl.load(p_gw[None, :] + o_s[:, None], mask=m_gw, other=0.0)
+            b_g += tl.where(m_visible, b_gw, 0.0).to(ACC)
+        if HAS_GRAD_OUT:
+            p_go = row_pointers(
+                grad_out,
+                i_head,
+                first,
+                o_t,
+                H,
+                go_stride_b,
+                go_stride_h,
+                go_stride_t,
+                o_slot_q,
+                PACK,
+            )
+            b_go = load_rows(p_go, m_q, D, BD)
+            b_gv += tl.dot(b_w.to(b_go.dtype), b_go, input_precision=PRECISION)
+            b_g += tl.dot(b_v, tl.trans(b_go), input_precision=PRECISION)
+        b_offset = -tl.sum(b_w * b_g, axis=0)
+        if HAS_GRAD_LSE:
+            p_gl = dense_rows(grad_lse, i_head, first, o_t, T, 1, o_slot_q, PACK)
+            b_offset += tl.load(p_gl, mask=m_q, other=0.0)
+        b_gs = (b_w * (b_g + b_offset[None, :])).to(b_q.dtype)
+
+        b_gk += tl.dot(b_gs, b_q, input_precision=PRECISION)
+        # Triton gives all products of the loop one arrangement of warps, along their rows. Tall
+        # tiles therefore want this one as [BD, BT]: as [BT, BD] warps would repeat its few rows.
+        if BS * PACK > 32 and BS * PACK >= BD:
+            b_gq = tl.trans(tl.dot(tl.trans(b_k), b_gs, input_precision=PRECISION)) * scale
+        else:
+            b_gq = tl.dot(tl.trans(b_gs), b_k, input_precision=PRECISION) * scale
+        p_gq = merged_rows(grad_q, i_head, first, o_t, T, H, D, o_slot_q, PACK)
+        store_rows(p_gq, b_gq, m_q, D, BD)
+
+    p_gk = merged_rows(grad_k, i_head, 0, o_s, S, H, D, o_slot_k, PACK)
+    p_gv = merged_rows(grad_v, i_head, 0, o_s, S, H, D, o_slot_k, PACK)
+    store_rows(p_gk, b_gk * scale, m_k, D, BD)
+    store_rows(p_gv, b_gv, m_k, D, BD)

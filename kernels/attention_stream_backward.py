@@ -1,0 +1,329 @@
+"""Gradients of attention over long sequences: one kernel for keys and values, one for queries.
+
+No atomics, so results do not depend on the order of programs. Layouts are those of
+attention_short.py.
+"""
+
+import triton
+import triton.language as tl
+
+from .attention_tiles import (
+    dense_rows,
+    load_rows,
+    merged_rows,
+    row_pointers,
+    store_rows,
+    visible_keys,
+    weights_by_key,
+    weights_from_lse,
+)
+
+
+@triton.jit
+def attention_stream_offset_kernel(
+    grad_out,
+    grad_weights,
+    grad_entropy,
+    grad_lse,
+    q,
+    k,
+    out,
+    lse,
+    entropy,
+    offset,
+    scale,
+    H,
+    T,
+    S,
+    go_stride_b,
+    go_stride_h,
+    go_stride_t,
+    gw_stride_b,
+    gw_stride_h,
+    gw_stride_t,
+    q_stride_b,
+    q_stride_h,
+    q_stride_t,
+    k_stride_b,
+    k_stride_h,
+    k_stride_s,
+    out_stride_b,
+    out_stride_h,
+    out_stride_t,
+    CAUSAL: tl.constexpr,
+    HAS_GRAD_OUT: tl.constexpr,
+    HAS_GRAD_WEIGHTS: tl.constexpr,
+    HAS_GRAD_ENTROPY: tl.constexpr,
+    HAS_GRAD_LSE: tl.constexpr,
+    D: tl.constexpr,
+    BT: tl.constexpr,
+    BS: tl.constexpr,
+    BD: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """offset = grad_lse - sum w g, the part of a score's gradient that a whole row shares.
+
+    The part of grad_out is out . grad_out and the part of the entropy -entropy grad_entropy; only
+    grad_weights needs a pass over the keys.
+    """
+    blocks = tl.cdiv(T, BT)
+    i_head = (tl.program_id(0) // blocks).to(tl.int64)
+    i_t = tl.program_id(0) % blocks
+    o_m = tl.arange(0, BT)
+    first_t = i_t * BT
+    o_t = first_t + o_m
+    m_q = o_t < T
+    ACC: tl.constexpr = tl.float64 if q.dtype.element_ty == tl.float64 else tl.float32
+    b_offset = tl.zeros((BT,), dtype=ACC)
+    if HAS_GRAD_OUT:
+        p_go = row_pointers(
+            grad_out, i_head, first_t, o_m, H, go_stride_b, go_stride_h, go_stride_t
+        )
+        b_go = load_rows(p_go, m_q, D, BD)
+        p_out = row_pointers(out, i_head, first_t, o_m, H, out_stride_b, out_stride_h, out_stride_t)
+        b_out = load_rows(p_out, m_q, D, BD)
+        b_offset -= tl.sum(b_go.to(ACC) * b_out.to(ACC), axis=1)
+    if HAS_GRAD_ENTROPY:
+        b_entropy = tl.load(dense_rows(entropy, i_head, first_t, o_m, T, 1), mask=m_q, other=0.0)
+        b_offset -= b_entropy * tl.load(
+            dense_rows(grad_entropy, i_head, first_t, o_m, T, 1), mask=m_q, other=0.0
+        )
+    if HAS_GRAD_LSE:
+        b_offset += tl.load(dense_rows(grad_lse, i_head, first_t, o_m, T, 1), mask=m_q, other=0.0)
+    if HAS_GRAD_WEIGHTS:
+        p_q = row_pointers(q, i_head, first_t, o_m, H, q_stride_b, q_stride_h, q_stride_t)
+        p_gw = row_pointers(
+            grad_weights, i_head, first_t, o_m, H, gw_stride_b, gw_stride_h, gw_stride_t
+        )
+        b_q = load_rows(p_q, m_q, D, BD)
+        p_lse = dense_rows(lse, i_head, first_t, o_m, T, 1)
+        b_lse = tl.load(p_lse, mask=m_q, other=0.0)
+        end = S
+        if CAUSAL:
+            end = tl.minimum(S, S - T + (i_t + 1) * BT)
+        o_n = tl.arange(0, BS)
+        for first_s in range(0, end, BS):
+            o_s = first_s + o_n
+            b_k = load_rows(
+                row_pointers(k, i_head, first_s, o_n, H, k_stride_b, k_stride_h, k_stride_s),
+                o_s < S,
+                D,
+                BD,
+            )
+            m_visible = m_q[:, None] & visible_keys(
+                i_head, o_t[:, None], i_head, o_s[None, :], T, S, CAUSAL, 1
+            )
+            b_w = weights_from_lse(b_q, b_k, b_lse, scale, m_visible, PRECISION)[0]
+            # Read within bounds only: the causal staircase in a load's mask would make it scalar.
+            m_gw = m_q[:, None] & (o_s < S)[None, :]
+            b_gw = tl.load(p_gw[:, None] + o_s[None, :], mask=m_gw, other=0.0)
+            b_offset -= tl.sum(b_w * tl.where(m_visible, b_gw, 0.0).to(ACC), axis=1)
+    tl.store(dense_rows(offset, i_head, first_t, o_m, T, 1), b_offset, mask=m_q)
+
+
+@triton.jit
+def attention_stream_keys_kernel(
+    grad_out,
+    grad_weights,
+    grad_entropy,
+    q,
+    k,
+    v,
+    lse,
+    offset,
+    grad_k,
+    grad_v,
+    scale,
+    H,
+    T,
+    S,
+    go_stride_b,
+    go_stride_h,
+    go_stride_t,
+    gw_stride_b,
+    gw_stride_h,
+    gw_stride_t,
+    q_stride_b,
+    q_stride_h,
+    q_stride_t,
+    k_stride_b,
+    k_stride_h,
+    k_stride_s,
+    v_stride_b,
+    v_stride_h,
+    v_stride_s,
+    CAUSAL: tl.constexpr,
+    HAS_GRAD_OUT: tl.constexpr,
+    HAS_GRAD_WEIGHTS: tl.constexpr,
+    HAS_GRAD_ENTROPY: tl.constexpr,
+    D: tl.constexpr,
+    BT: tl.constexpr,
+    BS: tl.constexpr,
+    BD: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Gradients of a block of keys and values; queries pass by."""
+    blocks = tl.cdiv(S, BS)
+    i_head = (tl.program_id(0) // blocks).to(tl.int64)
+    i_s = tl.program_id(0) % blocks
+    o_n = tl.arange(0, BS)
+    first_s = i_s * BS
+    o_s = first_s + o_n
+    m_k = o_s < S
+    p_k = row_pointers(k, i_head, first_s, o_n, H, k_stride_b, k_stride_h, k_stride_s)
+    p_v = row_pointers(v, i_head, first_s, o_n, H, v_stride_b, v_stride_h, v_stride_s)
+    b_k = load_rows(p_k, m_k, D, BD)
+    b_v = load_rows(p_v, m_k, D, BD)
+    ACC: tl.constexpr = tl.float64 if q.dtype.element_ty == tl.float64 else tl.float32
+    b_gk = tl.zeros((BS, BD), dtype=ACC)
+    b_gv = tl.zeros((BS, BD), dtype=ACC)
+
+    start = 0
+    if CAUSAL:  # the first query that sees the first of these keys, rounded down to a block
+        start = tl.maximum(i_s * BS - (S - T), 0) // BT * BT
+    o_m = tl.arange(0, BT)
+    for first_t in range(start, T, BT):
+        o_t = first_t + o_m
+        m_q = o_t < T
+        b_q = load_rows(
+            row_pointers(q, i_head, first_t, o_m, H, q_stride_b, q_stride_h, q_stride_t),
+            m_q,
+            D,
+            BD,
+        )
+        p_lse = dense_rows(lse, i_head, first_t, o_m, T, 1)
+        b_lse = tl.load(p_lse, mask=m_q, other=0.0)
+        b_offset = tl.load(dense_rows(offset, i_head, first_t, o_m, T, 1), mask=m_q, other=0.0)
+        m_visible = m_q[None, :] & visible_keys(
+            i_head, o_t[None, :], i_head, o_s[:, None], T, S, CAUSAL, 1
+        )
+        b_w, b_log2w = weights_by_key(b_q, b_k, b_lse, scale, m_visible, PRECISION)
+        b_g = tl.zeros_like(b_w) + b_offset[None, :]
+        if HAS_GRAD_OUT:
+            p_go = row_pointers(
+                grad_out, i_head, first_t, o_m, H, go_stride_b, go_stride_h, go_stride_t
+            )
+            b_go = load_rows(p_go, m_q, D, BD)
+            b_g += tl.dot(b_v, tl.trans(b_go), input_precision=PRECISION)
+            b_gv += tl.dot(b_w.to(b_go.dtype), b_go, input_precision=PRECISION)
+        if HAS_GRAD_WEIGHTS:
+            p_gw = row_pointers(
+                grad_weights, i_head, first_t, o_m, H, gw_stride_b, gw_stride_h, gw_stride_t
+            )
+            p_gw = p_gw[None, :] + o_s[:, None]
+            b_gw = tl.load(p_gw, mask=m_q[None, :] & m_k[:, None], other=0.0)
+            b_g += tl.where(m_visible, b_gw, 0.0).to(ACC)
+        if HAS_GRAD_ENTROPY:
+            b_g -= (
+                tl.load(dense_rows(grad_entropy, i_head, first_t, o_m, T, 1), mask=m_q, other=0.0)[
+                    None, :
+                ]
+                * b_log2w
+            )
+        b_gk += tl.dot((b_w * b_g).to(b_q.dtype), b_q, input_precision=PRECISION)
+
+    store_rows(merged_rows(grad_k, i_head, first_s, o_n, S, H, D), b_gk * scale, m_k, D, BD)
+    store_rows(merged_rows(grad_v, i_head, first_s, o_n, S, H, D), b_gv, m_k, D, BD)
+
+
+@triton.jit
+def attention_stream_queries_kernel(
+    grad_out,
+    grad_weights,
+    grad_entropy,
+    q,
+    k,
+    v,
+    lse,
+    offset,
+    grad_q,
+    scale,
+    H,
+    T,
+    S,
+    go_stride_b,
+    go_stride_h,
+    go_stride_t,
+    gw_stride_b,
+    gw_stride_h,
+    gw_stride_t,
+    q_stride_b,
+    q_stride_h,
+    q_stride_t,
+    k_stride_b,
+    k_stride_h,
+    k_stride_s,
+    v_stride_b,
+    v_stride_h,
+    v_stride_s,
+    CAUSAL: tl.constexpr,
+    HAS_GRAD_OUT: tl.constexpr,
+    HAS_GRAD_WEIGHTS: tl.constexpr,
+    HAS_GRAD_ENTROPY: tl.constexpr,
+    D: tl.constexpr,
+    BT: tl.constexpr,
+    BS: tl.constexpr,
+    BD: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Gradient of a block of queries; keys pass by."""
+    blocks = tl.cdiv(T, BT)
+    i_head = (tl.program_id(0) // blocks).to(tl.int64)
+    i_t = tl.program_id(0) % blocks
+    o_m = tl.arange(0, BT)
+    first_t = i_t * BT
+    o_t = first_t + o_m
+    m_q = o_t < T
+    p_q = row_pointers(q, i_head, first_t, o_m, H, q_stride_b, q_stride_h, q_stride_t)
+    b_q = load_rows(p_q, m_q, D, BD)
+    p_lse = dense_rows(lse, i_head, first_t, o_m, T, 1)
+    b_lse = tl.load(p_lse, mask=m_q, other=0.0)
+    p_offset = dense_rows(offset, i_head, first_t, o_m, T, 1)
+    b_offset = tl.load(p_offset, mask=m_q, other=0.0)
+    if HAS_GRAD_OUT:
+        p_go = row_pointers(
+            grad_out, i_head, first_t, o_m, H, go_stride_b, go_stride_h, go_stride_t
+        )
+        b_go = load_rows(p_go, m_q, D, BD)
+    if HAS_GRAD_ENTROPY:
+        b_gh = tl.load(dense_rows(grad_entropy, i_head, first_t, o_m, T, 1), mask=m_q, other=0.0)
+    ACC: tl.constexpr = tl.float64 if q.dtype.element_ty == tl.float64 else tl.float32
+    b_gq = tl.zeros((BT, BD), dtype=ACC)
+
+    end = S
+    if CAUSAL:
+        end = tl.minimum(S, S - T + (i_t + 1) * BT)
+    o_n = tl.arange(0, BS)
+    for first_s in range(0, end, BS):
+        o_s = first_s + o_n
+        m_k = o_s < S
+        b_k = load_rows(
+            row_pointers(k, i_head, first_s, o_n, H, k_stride_b, k_stride_h, k_stride_s),
+            m_k,
+            D,
+            BD,
+        )
+        b_v = load_rows(
+            row_pointers(v, i_head, first_s, o_n, H, v_stride_b, v_stride_h, v_stride_s),
+            m_k,
+            D,
+            BD,
+        )
+        m_visible = m_q[:, None] & visible_keys(
+            i_head, o_t[:, None], i_head, o_s[None, :], T, S, CAUSAL, 1
+        )
+        b_w, b_log2w = weights_from_lse(b_q, b_k, b_lse, scale, m_visible, PRECISION)
+        b_g = tl.zeros_like(b_w) + b_offset[:, None]
+        if HAS_GRAD_OUT:
+            b_g += tl.dot(b_go, tl.trans(b_v), input_precision=PRECISION)
+        if HAS_GRAD_WEIGHTS:
+            p_gw = row_pointers(
+                grad_weights, i_head, first_t, o_m, H, gw_stride_b, gw_stride_h, gw_stride_t
+            )
+            p_gw = p_gw[:, None] + o_s[None, :]
+            b_gw = tl.load(p_gw, mask=m_q[:, None] & m_k[None, :], other=0.0)
+            b_g += tl.where(m_visible, b_gw, 0.0).to(ACC)
+        if HAS_GRAD_ENTROPY:
+            b_g -= b_gh[:, None] * b_log2w
+        b_gq += tl.dot((b_w * b_g).to(b_k.dtype), b_k, input_precision=PRECISION)
+    store_rows(merged_rows(grad_q, i_head, first_t, o_m, T, H, D), b_gq * scale, m_q, D, BD)

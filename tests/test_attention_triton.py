@@ -1,0 +1,413 @@
+"""The Triton kernels of attention against NumPy in float64.
+
+Without a GPU they are interpreted, their sm_80 PTX is executed, and they are compiled for every
+architecture that is shipped; with one, the value tests also run on it.
+"""
+
+import importlib
+import json
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import triton_aot
+from triton_aot import DTYPES
+
+pytest.importorskip("triton", reason="Triton is not installed")
+# The package has a function of the module's name.
+reference = importlib.import_module("bwt.reference.attention")
+
+MODULE = "bwt.kernels.attention"
+INCOMING = ("grad_out", "grad_weights", "grad_entropy", "grad_lse")
+FORWARD = ("out", "lse", "weights", "entropy")
+BACKWARD = ("grad_q", "grad_k", "grad_v")
+CAUSAL = pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+
+
+def shape_id(shape):
+    return "-".join(f"{name}{size}" for name, size in zip("BHTSD", shape, strict=True))
+
+
+def draw(mode, shape, incoming=INCOMING, magnitude=1.0, strided=False):
+    """q, k, v and incoming gradients by name, in the dtype of `mode`."""
+    B, H, T, S, D = shape
+    generator = torch.Generator().manual_seed(sum(shape))
+    dtype = DTYPES[mode]
+    rows = torch.float64 if mode == "fp64" else torch.float32
+
+    def normal(*size, dtype=dtype):
+        if strided and len(size) == 4:  # as a slice of a projection, heads after positions
+            b, h, t, d = size
+            wide = torch.randn((b, t, h + 1, d + 3), generator=generator).to(dtype)
+            return wide.transpose(1, 2)[:, 1:, :, :d]
+        return torch.randn(size, generator=generator).to(dtype)
+
+    x = {"q": magnitude * normal(B, H, T, D), "k": normal(B, H, S, D), "v": normal(B, H, S, D)}
+    gradients = {
+        "grad_out": normal(B, H, T, D),
+        "grad_weights": normal(B, H, T, S),
+        "grad_entropy": normal(B, H, T, dtype=rows),
+        "grad_lse": normal(B, H, T, dtype=rows),
+    }
+    return x, {name: x if name in incoming else None for name, x in gradients.items()}
+
+
+def compute(call, mode, x, gradients, causal=True, scale=None):
+    """All outputs of the kernels by name."""
+    options = {"causal": causal, "scale": scale, "precision": "tf32" if mode == "tf32" else "ieee"}
+    found = call(
+        "attention_forward", *x.values(), capture_weights=True, capture_entropy=True, **options
+    )
+    outputs = dict(zip(FORWARD, found, strict=True))
+    saved = (outputs["out"], outputs["lse"], outputs["entropy"])
+    found = call("attention_backward", *gradients.values(), *x.values(), *saved, **options)
+    return outputs | dict(zip(BACKWARD, found, strict=True))
+
+
+def expect(x, gradients, **options):
+    """The same by the reference."""
+    x = {name: value.double().numpy() for name, value in x.items()}
+    gradients = {n: None if g is None else g.double().numpy() for n, g in gradients.items()}
+    found = reference.attention(**x, capture=("weights", "entropy"), **options)._asdict()
+    backward = reference.attention_backward(**x, **gradients, **options)
+    return found | dict(zip(BACKWARD, backward, strict=True))
+
+
+def low_precision(mode, x, gradients, causal=True, scale=None):
+    """The same maths in float64, every operand of a product rounded as tensor cores need it."""
+
+    def cut(a):
+        return triton_aot.rounded(a, mode)
+
+    q, k, v = (cut(a.double().numpy()) for a in x.values())
+    g = {n: 0.0 if a is None else a.double().numpy() for n, a in gradients.items()}
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    found = reference.attention(q, k, v, causal=causal, scale=scale, capture=("weights", "entropy"))
+    w, log2w = found.weights, np.log2(np.maximum(found.weights, 1e-300))
+    go = cut(np.broadcast_to(g["grad_out"], q.shape))
+    gw = go @ v.swapaxes(-1, -2) + g["grad_weights"]
+    gw = gw - np.asarray(g["grad_entropy"])[..., None] * log2w
+    gs = w * (gw - (w * gw).sum(-1, keepdims=True) + np.asarray(g["grad_lse"])[..., None])
+    return {
+        "out": cut(cut(w) @ v),
+        "lse": found.lse,
+        "weights": cut(w),
+        "entropy": found.entropy,
+        "grad_q": cut(scale * cut(gs) @ k),
+        "grad_k": cut(scale * cut(gs).swapaxes(-1, -2) @ q),
+        "grad_v": cut(cut(w).swapaxes(-1, -2) @ go),
+    }
+
+
+def bounds(mode, x, gradients, expected, **options):
+    """Largest allowed errors.
+
+    A sum of n products has a relative error of up to n eps; scores have n = D and their error,
+    which the exponential passes on, grows with their size; the other sums have n = S at most.
+    In 16 bits and tf32 the operands' rounding dominates: twice what the same maths loses by it.
+    """
+    depth = x["q"].shape[-1] + x["k"].shape[-2]
+    eps = np.finfo(np.float64 if mode == "fp64" else np.float32).eps
+    size = {name: max(1.0, np.abs(a).max(initial=0.0)) for name, a in expected.items()}
+    scores = 1.0 + np.abs(expected["lse"]).max(initial=0.0)
+    allowed = {name: eps * depth * scores * s for name, s in size.items()}
+    if mode not in ("fp32", "fp64"):
+        triton_aot.rounded = low_precision(mode, x, gradients, **options)
+        for name in allowed:
+            allowed[name] += 2 * np.abs(triton_aot.rounded[name] - expected[name]).max(initial=0.0)
+        for name in allowed.keys() - {"lse", "entropy"}:
+            allowed[name] += size[name] * torch.finfo(DTYPES[mode]).eps
+    return allowed
+
+
+def assert_agrees(got, expected, allowed):
+    for name, target in expected.items():
+        actual = got[name].double().numpy()
+        assert actual.shape == target.shape, name
+        np.testing.assert_allclose(actual, target, rtol=0, atol=allowed[name], err_msg=name)
+    hidden = expected["weights"] == 0
+    np.testing.assert_array_equal(got["weights"].double().numpy()[hidden], 0)
+
+
+def check(call, mode, shape, incoming=INCOMING, magnitude=1.0, strided=False, **options):
+    x, gradients = draw(mode, shape, incoming, magnitude, strided)
+    got = compute(call, mode, x, gradients, **options)
+    expected = expect(x, gradients, **options)
+    allowed = bounds(mode, x, gradients, expected, **options)
+    assert_agrees(got, expected, allowed)
+    return got, expected, allowed
+
+
+@pytest.fixture(scope="session")
+def interpreter():
+    worker = triton_aot.Interpreter()
+    yield worker
+    worker.close()
+
+
+@pytest.fixture(params=["interpreted", pytest.param("gpu", marks=pytest.mark.gpu)])
+def call(request):
+    """Calls a launcher by name on CPU tensors and returns CPU tensors."""
+    if request.param == "interpreted":
+        return partial(request.getfixturevalue("interpreter").call, MODULE)
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    return partial(triton_aot.call_on_gpu, MODULE)
+
+
+SHORT = [(1, 2, 1, 1, 16), (2, 3, 1, 7, 20), (3, 3, 13, 16, 32), (1, 2, 39, 39, 64)]
+SHORT += [(1, 3, 20, 30, 16), (1, 2, 93, 100, 20), (1, 1, 160, 160, 32), (1, 1, 2, 256, 128)]
+STREAM = [(1, 1, 1, 300, 64), (1, 2, 93, 300, 20), (2, 1, 270, 270, 16)]
+
+
+@pytest.mark.parametrize("shape", SHORT + STREAM, ids=shape_id)
+@pytest.mark.parametrize("mode", ["fp64", "fp32", "fp16"])
+@CAUSAL
+def test_values(call, mode, shape, causal, request):
+    if mode == "fp64" and "gpu" in request.node.callspec.id:
+        pytest.skip("float64 serves to check the interpreted maths")
+    check(call, mode, shape, causal=causal)
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 39, 39, 16), (1, 1, 40, 270, 16)], ids=shape_id)
+@pytest.mark.parametrize("incoming", INCOMING)
+def test_one_incoming_gradient(call, shape, incoming):
+    check(call, "fp32", shape, incoming=(incoming,), scale=-0.7)
+
+
+def test_no_incoming_gradient(call):
+    got, _, _ = check(call, "fp32", (1, 2, 5, 6, 16), incoming=())
+    assert all((got[name] == 0).all() for name in BACKWARD)
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 37, 41, 20), (1, 2, 35, 260, 32)], ids=shape_id)
+def test_strided_inputs(call, shape):
+    check(call, "fp32", shape, strided=True)
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 39, 39, 64), (1, 1, 20, 300, 64)], ids=shape_id)
+@pytest.mark.parametrize("magnitude", [1e3, 1e5])
+def test_huge_scores(call, shape, magnitude):
+    got, expected, _ = check(call, "fp32", shape, magnitude=magnitude)
+    assert np.abs(expected["lse"]).max() > 3 * magnitude
+    assert all(x.isfinite().all() for x in got.values())
+    np.testing.assert_allclose(got["weights"].sum(-1), 1, atol=1e-5)
+    assert (got["entropy"] >= 0).all()
+
+
+def test_hidden_gradients_are_not_looked_at(call):
+    x, gradients = draw("fp32", (1, 1, 20, 24, 16))
+    clean = compute(call, "fp32", x, gradients)
+    hidden = torch.ones(20, 24).triu(5).bool()
+    gradients["grad_weights"] = gradients["grad_weights"].masked_fill(hidden, float("nan"))
+    for name, value in compute(call, "fp32", x, gradients).items():
+        torch.testing.assert_close(value, clean[name], rtol=0, atol=0)
+
+
+def test_padded_and_wider_weights(call):
+    x, gradients = draw("fp16", (1, 2, 21, 39, 32))
+    options = {"causal": True, "scale": None, "capture_weights": True, "capture_entropy": False}
+    _, _, padded, entropy = call(
+        "attention_forward", *x.values(), **options, pad_weights=True, weights_dtype=torch.float32
+    )
+    assert entropy is None and padded.dtype == torch.float32
+    np.testing.assert_allclose(padded, expect(x, gradients)["weights"], atol=1e-5)
+
+
+def test_nothing_captured_and_empty_batches(call):
+    x, gradients = draw("fp32", (0, 2, 3, 4, 16))
+    options = {"causal": True, "scale": None}
+    found = call(
+        "attention_forward", *x.values(), capture_weights=False, capture_entropy=False, **options
+    )
+    assert found[2] is None and found[3] is None and found[0].shape == (0, 2, 3, 16)
+    assert compute(call, "fp32", x, gradients)["grad_k"].shape == (0, 2, 4, 16)
+
+
+@pytest.mark.parametrize("name", FORWARD + BACKWARD)
+def test_a_perturbed_number_is_noticed(call, name):
+    """Of a whole result, one number off by a hundredth of its size."""
+    got, expected, allowed = check(call, "fp32", (1, 2, 39, 39, 64))
+    got[name] = got[name].contiguous()
+    got[name].view(-1)[got[name].abs().argmax()] *= 1.01
+    with pytest.raises(AssertionError, match=name):
+        assert_agrees(got, expected, allowed)
+
+
+EXECUTED = [("fp16", (1, 1, 64, 64, 64)), ("fp16", (1, 2, 39, 39, 32))]
+EXECUTED += [("bf16", (1, 1, 37, 93, 64)), ("tf32", (1, 2, 39, 45, 32))]
+EXECUTED += [("fp32", (1, 1, 33, 39, 32)), ("fp16", (3, 3, 7, 9, 16))]
+EXECUTED += [("bf16", (1, 3, 20, 30, 20)), ("fp32", (1, 3, 1, 16, 16))]
+ONE_HEAD_ONE_QUERY = ("tf32", (2, 1, 1, 19, 64))
+EXECUTED += [ONE_HEAD_ONE_QUERY, ("fp16", (1, 1, 40, 160, 32))]
+EXECUTED += [("fp16", (1, 1, 40, 304, 32)), ("bf16", (1, 1, 33, 270, 64))]
+EXECUTED += [("tf32", (1, 1, 33, 270, 32)), ("fp32", (1, 1, 20, 270, 16))]
+EXECUTED_IDS = [f"{mode}-{shape_id(shape)}" for mode, shape in EXECUTED]
+PADDED = (1, 1, 39, 39, 32)
+
+
+def example(mode, shape, **more):
+    names = ("batch", "heads", "queries", "keys", "head_size")
+    return {"mode": mode} | dict(zip(names, shape, strict=True)) | more
+
+
+@pytest.fixture(scope="session")
+def compiler(tmp_path_factory):
+    made = triton_aot.Compiler(tmp_path_factory.mktemp("aot"))
+    for mode, shape in EXECUTED:
+        made.announce(MODULE, "sm_80", **example(mode, shape))
+    made.announce(MODULE, "sm_80", **example("fp16", PADDED, pad_weights=True))
+    for mode, shape, arch in COMPILED:
+        made.announce(MODULE, arch, **example(mode, shape))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def emulate(compiler, monkeypatch):
+    return triton_aot.emulator(compiler, monkeypatch, MODULE)
+
+
+def limits(mode, shape, name):
+    """Recorded ratios to the ideal: sectors stored, sectors loaded, wavefronts of shared memory."""
+    keys, head_size = shape[3:]
+    stored, loaded = 1.0, 1.0
+    if keys % 16:  # rows of weights start anywhere
+        stored, loaded = 1.45, 3.2 if "stream" in name else 1.3
+    if head_size % 16:  # so do those of q, k, v
+        stored, loaded = 1.6, 2.7
+    if mode == "fp32":  # no tensor cores; operands are read in pieces that conflict
+        return stored, loaded, 3.0
+    return stored, loaded, 1.4 if "stream" in name else 1.05
+
+
+@pytest.mark.parametrize("mode,shape", EXECUTED, ids=EXECUTED_IDS)
+def test_ptx(compiler, emulate, mode, shape):
+    call, stats = emulate
+    records = compiler.get(MODULE, "sm_80", **example(mode, shape))
+    check(call, mode, shape)
+    assert stats.keys() == records.keys()
+    for name, found in stats.items():
+        uses_mma = any(opcode.startswith("mma") for opcode in found.opcodes)
+        assert uses_mma == (mode != "fp32"), name
+        stored, loaded, shared = limits(mode, shape, name)
+        assert found.store_sectors <= stored * found.store_sectors_ideal, name
+        assert found.load_sectors <= loaded * found.load_sectors_ideal, name
+        assert found.shared_wavefronts <= shared * found.shared_wavefronts_ideal, name
+
+
+def test_ptx_padded_weights_are_stored_in_wide_pieces(compiler, emulate):
+    call, stats = emulate
+    compiler.get(MODULE, "sm_80", **example("fp16", PADDED, pad_weights=True))
+    x, gradients = draw("fp16", PADDED)
+    options = {"causal": True, "scale": None, "capture_weights": True, "capture_entropy": True}
+    weights = call("attention_forward", *x.values(), **options, pad_weights=True)[2]
+    np.testing.assert_allclose(weights, expect(x, gradients)["weights"], atol=1e-3)
+    found = stats["attention_short_forward"]
+    assert found.store_sectors == found.store_sectors_ideal
+
+
+def test_ptx_does_not_depend_on_the_order_of_warps(compiler, emulate):
+    call, _ = emulate
+    mode, shape = EXECUTED[1]
+    compiler.get(MODULE, "sm_80", **example(mode, shape))
+    x, gradients = draw(mode, shape)
+    first, second = (compute(partial(call, seed=seed), mode, x, gradients) for seed in (1, 2))
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), name
+
+
+def test_a_call_compiles_to_what_is_compiled_ahead_of_time(compiler):
+    """One head and one query become constants in both."""
+    chosen = example(*ONE_HEAD_ONE_QUERY)
+    with ProcessPoolExecutor(1, get_context("spawn")) as other:
+        called = other.submit(triton_aot.ptx_of_a_call, MODULE, **chosen).result()
+    for name, record in compiler.get(MODULE, "sm_80", **chosen).items():
+        assert called[name] == triton_aot.without_lines(Path(record["ptx"]).read_text()), name
+
+
+ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "gfx942")
+SHIPPED = [("fp16", (2, 3, 64, 64, 32)), ("bf16", (2, 3, 128, 128, 64))]
+SHIPPED += [("tf32", (2, 3, 64, 64, 32)), ("fp32", (2, 3, 64, 64, 32))]
+SHIPPED += [("fp16", (2, 3, 512, 512, 64))]
+COMPILED = [(mode, shape, arch) for arch in ARCHITECTURES for mode, shape in SHIPPED]
+COMPILED_IDS = [f"{arch}-{mode}-{shape_id(shape)}" for mode, shape, arch in COMPILED]
+
+
+@pytest.mark.parametrize("mode,shape,arch", COMPILED, ids=COMPILED_IDS)
+def test_compiled_code_stays_within_budget(compiler, mode, shape, arch):
+    for name, record in compiler.get(MODULE, arch, **example(mode, shape)).items():
+        print(
+            name,
+            {
+                k: record[k]
+                for k in (
+                    "registers",
+                    "shared",
+                    "stack",
+                    "spills",
+                    "tensor_core_kinds",
+                    "wide_stores",
+                    "stores",
+                )
+            },
+        )
+        assert record["stack"] == record["spills"] == 0, name
+        assert (record["tensor_core"] > 0) == (mode != "fp32"), name
+
+
+def test_aot_command(tmp_path):
+    pattern = "attention_short_forward.fp16.D16.S16.plain"
+    done = triton_aot.run_python(
+        *("-m", "bwt.kernels.aot", "--arch", "80", "--op", "attention", "--match", pattern),
+        *("--out", str(tmp_path), "--json"),
+    )
+    assert done.returncode == 0, done.stderr
+    [record] = json.loads(done.stdout)
+    assert record["name"] == pattern and record["registers"] > 0 and record["fp_fusion"] is True
+    assert Path(record["cubin"]).stat().st_size > 0 and Path(record["ptx"]).stat().st_size > 0
+    assert json.loads((tmp_path / "resources.json").read_text()) == [record]
+
+
+def test_aot_refuses_to_run_interpreted():
+    done = triton_aot.run_python("-m", "bwt.kernels.aot", TRITON_INTERPRET="1")
+    assert done.returncode == 2 and "TRITON_INTERPRET is set" in done.stderr
+
+
+def test_every_entry_is_compiled_ahead_of_time():
+    from bwt.kernels import aot
+    from bwt.kernels.configs import TABLE, lookup
+
+    for arch in ARCHITECTURES:
+        launches = aot.specialisations("attention", arch).values()
+        compiled = {(launch.name, repr(launch.config)) for launch in launches}
+        for op, kernel, dtype, head_size, _ in TABLE:
+            for config in lookup(op, kernel, dtype, head_size, arch):
+                assert (f"{op}_{kernel}", repr(config)) in compiled
+
+
+def test_a_missing_entry_is_named():
+    from bwt.kernels.configs import lookup
+
+    with pytest.raises(KeyError, match=r"'attention', 'short_forward', 'fp16', 48, 'sm_80'"):
+        lookup("attention", "short_forward", "fp16", 48, "sm_80")
+    with pytest.raises(KeyError, match="sm_75"):
+        lookup("attention", "short_forward", "fp16", 64, "sm_75")
+
+
+def test_the_tuner_needs_a_gpu_and_knows_the_table():
+    if not torch.cuda.is_available():
+        done = triton_aot.run_python("benchmarks/tune.py")
+        assert done.returncode == 2 and done.stdout.count("\n") == 1
+        assert "needs a GPU" in done.stdout
+    code = (
+        "import sys; sys.path.insert(0, 'benchmarks'); import tune; "
+        "from bwt.kernels.configs import TABLE; text = tune.CONFIGS.read_text(); "
+        "assert tune.replace_table(text, TABLE) == text"
+    )
+    done = triton_aot.run_python("-c", code)
+    assert done.returncode == 0, done.stderr
