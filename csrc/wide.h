@@ -26,11 +26,11 @@ BWT_HD inline Wide normalised(double mantissa, int64_t exponent) {
   return {mantissa, exponent};
 }
 
-BWT_HD inline Wide operator*(Wide a, Wide b) {
+BWT_HD BWT_NOINLINE inline Wide operator*(Wide a, Wide b) {
   return normalised(a.mantissa * b.mantissa, a.exponent + b.exponent);
 }
 
-BWT_HD inline Wide operator+(Wide a, Wide b) {
+BWT_HD BWT_NOINLINE inline Wide operator+(Wide a, Wide b) {
   if (a.exponent < b.exponent) {
     const Wide swap = a;
     a = b;
