@@ -149,6 +149,13 @@ TABLE: Table = {
         C(8, 1, BT=32, BS=128, PACK=1),
         C(8, 1, BT=16, BS=256, PACK=1),
     ),
+    ("attention", "short_backward", "fp16", 16, "sm_90"): (
+        C(4, 1, BT=16, BS=16, PACK=2),
+        C(4, 1, BT=16, BS=32, PACK=1),
+        C(4, 1, BT=32, BS=64, PACK=1),
+        C(8, 1, BT=32, BS=128, PACK=1),
+        C(8, 1, BT=16, BS=256, PACK=1),
+    ),
     ("attention", "short_backward", "fp16", 32, "any"): (
         C(4, 1, BT=16, BS=16, PACK=2),
         C(4, 1, BT=32, BS=32, PACK=1),
@@ -162,16 +169,33 @@ TABLE: Table = {
         C(4, 1, BT=32, BS=64, PACK=1),
         C(8, 1, BT=32, BS=128, PACK=1),
     ),
+    ("attention", "short_backward", "fp16", 64, "sm_90"): (
+        C(4, 1, BT=16, BS=16, PACK=2),
+        C(4, 1, BT=16, BS=32, PACK=1),
+        C(4, 1, BT=32, BS=64, PACK=1),
+        C(8, 1, BT=32, BS=128, PACK=1),
+    ),
     ("attention", "short_backward", "fp16", 128, "any"): (
         C(4, 1, BT=16, BS=16, PACK=1),
         C(4, 1, BT=16, BS=32, PACK=1),
         C(8, 1, BT=32, BS=64, PACK=1),
+    ),
+    ("attention", "short_backward", "fp16", 128, "sm_90"): (
+        C(4, 1, BT=16, BS=16, PACK=1),
+        C(4, 1, BT=16, BS=32, PACK=1),
+        C(8, 1, BT=16, BS=64, PACK=1),
     ),
     ("attention", "short_backward", "tf32", 16, "any"): (
         C(4, 1, BT=16, BS=16, PACK=2),
         C(4, 1, BT=32, BS=32, PACK=1),
         C(4, 1, BT=32, BS=64, PACK=1),
         C(8, 1, BT=16, BS=128, PACK=1),
+    ),
+    ("attention", "short_backward", "tf32", 16, "sm_100"): (
+        C(4, 1, BT=16, BS=16, PACK=2),
+        C(4, 1, BT=32, BS=32, PACK=1),
+        C(4, 1, BT=32, BS=64, PACK=1),
+        C(4, 1, BT=32, BS=128, PACK=1),
     ),
     ("attention", "short_backward", "tf32", 32, "any"): (
         C(4, 1, BT=16, BS=16, PACK=2),
@@ -190,6 +214,12 @@ TABLE: Table = {
         C(4, 1, BT=32, BS=32, PACK=1),
         C(4, 1, BT=16, BS=64, PACK=1),
     ),
+    ("attention", "short_backward", "tf32", 64, "sm_90"): (
+        C(4, 1, BT=16, BS=16, PACK=1),
+        C(4, 1, BT=32, BS=32, PACK=1),
+        C(4, 1, BT=16, BS=64, PACK=1),
+        C(8, 1, BT=16, BS=128, PACK=1),
+    ),
     ("attention", "short_backward", "tf32", 128, "any"): (
         C(4, 1, BT=16, BS=16, PACK=1),
         C(4, 1, BT=16, BS=32, PACK=1),
@@ -207,9 +237,13 @@ TABLE: Table = {
     ("attention", "short_backward", "fp32", 32, "any"): (
         C(2, 1, BT=16, BS=16, PACK=1),
         C(8, 1, BT=32, BS=32, PACK=1),
-        C(4, 1, BT=16, BS=64, PACK=1),
+        C(16, 1, BT=16, BS=64, PACK=1),
     ),
-    ("attention", "short_backward", "fp32", 64, "any"): (C(8, 1, BT=16, BS=64, PACK=1),),
+    ("attention", "short_backward", "fp32", 64, "any"): (
+        C(8, 1, BT=16, BS=32, PACK=1),
+        C(16, 1, BT=16, BS=64, PACK=1),
+    ),
+    ("attention", "short_backward", "fp32", 64, "sm_100"): (C(8, 1, BT=16, BS=32, PACK=1),),
     ("attention", "short_backward", "fp32", 128, "any"): (),
     ("attention", "stream_forward", "fp16", 16, "any"): (C(4, 2, BT=64, BS=64),),
     ("attention", "stream_forward", "fp16", 32, "any"): (C(4, 2, BT=64, BS=64),),
@@ -270,7 +304,7 @@ TABLE: Table = {
     ("attention", "stream_queries", "fp32", 16, "any"): (C(4, 1, BT=32, BS=32),),
     ("attention", "stream_queries", "fp32", 32, "any"): (C(4, 1, BT=32, BS=32),),
     ("attention", "stream_queries", "fp32", 64, "any"): (C(4, 1, BT=32, BS=32),),
-    ("attention", "stream_queries", "fp32", 128, "any"): (C(8, 1, BT=16, BS=32),),
+    ("attention", "stream_queries", "fp32", 128, "any"): (C(8, 1, BT=16, BS=16),),
 }
 
 

@@ -116,9 +116,9 @@ def bounds(mode, x, gradients, expected, **options):
     scores = 1.0 + np.abs(expected["lse"]).max(initial=0.0)
     allowed = {name: eps * depth * scores * s for name, s in size.items()}
     if mode not in ("fp32", "fp64"):
-        triton_aot.rounded = low_precision(mode, x, gradients, **options)
+        low = low_precision(mode, x, gradients, **options)
         for name in allowed:
-            allowed[name] += 2 * np.abs(triton_aot.rounded[name] - expected[name]).max(initial=0.0)
+            allowed[name] += 2 * np.abs(low[name] - expected[name]).max(initial=0.0)
         for name in allowed.keys() - {"lse", "entropy"}:
             allowed[name] += size[name] * torch.finfo(DTYPES[mode]).eps
     return allowed
@@ -356,8 +356,9 @@ def test_compiled_code_stays_within_budget(compiler, mode, shape, arch):
                 )
             },
         )
-        assert record["stack"] == record["spills"] == 0, name
-        assert (record["tensor_core"] > 0) == (mode != "fp32"), name
+        if arch.startswith("sm_"):
+            assert record["stack"] == record["spills"] == 0, name
+            assert (record["tensor_core"] > 0) == (mode != "fp32"), name
 
 
 def test_aot_command(tmp_path):
