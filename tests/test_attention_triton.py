@@ -25,11 +25,15 @@ MODULE = "bwt.kernels.attention"
 INCOMING = ("grad_out", "grad_weights", "grad_entropy", "grad_lse")
 FORWARD = ("out", "lse", "weights", "entropy")
 BACKWARD = ("grad_q", "grad_k", "grad_v")
-CAUSAL = pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+# The interpreter computes bf16 wrongly and tf32 as float32; float64 checks its maths to the end.
+MODES = {"interpreted": ("fp64", "fp32", "fp16"), "gpu": ("fp32", "tf32", "fp16", "bf16")}
 
 
-def shape_id(shape):
-    return "-".join(f"{name}{size}" for name, size in zip("BHTSD", shape, strict=True))
+def show(value):
+    """Ids of parameters: B1-H2-T39-S39-D64."""
+    if isinstance(value, str):
+        return value
+    return "-".join(f"{name}{size}" for name, size in zip("BHTSD", value, strict=True))
 
 
 def draw(mode, shape, incoming=INCOMING, magnitude=1.0, strided=False):
@@ -41,9 +45,8 @@ def draw(mode, shape, incoming=INCOMING, magnitude=1.0, strided=False):
 
     def normal(*size, dtype=dtype):
         if strided and len(size) == 4:  # as a slice of a projection, heads after positions
-            b, h, t, d = size
-            wide = torch.randn((b, t, h + 1, d + 3), generator=generator).to(dtype)
-            return wide.transpose(1, 2)[:, 1:, :, :d]
+            wide = torch.randn((B, size[2], H + 1, size[3] + 3), generator=generator).to(dtype)
+            return wide.transpose(1, 2)[:, 1:, :, :-3]
         return torch.randn(size, generator=generator).to(dtype)
 
     x = {"q": magnitude * normal(B, H, T, D), "k": normal(B, H, S, D), "v": normal(B, H, S, D)}
@@ -79,10 +82,7 @@ def expect(x, gradients, **options):
 
 def low_precision(mode, x, gradients, causal=True, scale=None):
     """The same maths in float64, every operand of a product rounded as tensor cores need it."""
-
-    def cut(a):
-        return triton_aot.rounded(a, mode)
-
+    cut = partial(triton_aot.rounded, mode=mode)
     q, k, v = (cut(a.double().numpy()) for a in x.values())
     g = {n: 0.0 if a is None else a.double().numpy() for n, a in gradients.items()}
     scale = q.shape[-1] ** -0.5 if scale is None else scale
@@ -152,44 +152,39 @@ def interpreter():
 @pytest.fixture(params=["interpreted", pytest.param("gpu", marks=pytest.mark.gpu)])
 def call(request):
     """Calls a launcher by name on CPU tensors and returns CPU tensors."""
-    if request.param == "interpreted":
-        return partial(request.getfixturevalue("interpreter").call, MODULE)
-    if not torch.cuda.is_available():
+    if request.param == "gpu" and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
-    return partial(triton_aot.call_on_gpu, MODULE)
+    if request.node.callspec.params.get("mode", "fp32") not in MODES[request.param]:
+        pytest.skip("not a mode of this backend")
+    if request.param == "gpu":
+        return partial(triton_aot.call_on_gpu, MODULE)
+    return partial(request.getfixturevalue("interpreter").call, MODULE)
 
 
-SHORT = [(1, 2, 1, 1, 16), (2, 3, 1, 7, 20), (3, 3, 13, 16, 32), (1, 2, 39, 39, 64)]
-SHORT += [(1, 3, 20, 30, 16), (1, 2, 93, 100, 20), (1, 1, 160, 160, 32), (1, 1, 2, 256, 128)]
-STREAM = [(1, 1, 1, 300, 64), (1, 2, 93, 300, 20), (2, 1, 270, 270, 16)]
+SHAPES = [(1, 2, 1, 1, 16), (2, 3, 1, 7, 20), (3, 3, 13, 16, 32), (1, 2, 39, 39, 64)]
+SHAPES += [(1, 3, 20, 30, 16), (1, 2, 93, 100, 20), (1, 1, 160, 160, 32), (1, 1, 2, 256, 128)]
+SHAPES += [(1, 1, 1, 300, 64), (1, 2, 93, 300, 20), (2, 1, 270, 270, 16)]
 
 
-@pytest.mark.parametrize("shape", SHORT + STREAM, ids=shape_id)
-@pytest.mark.parametrize("mode", ["fp64", "fp32", "fp16"])
-@CAUSAL
-def test_values(call, mode, shape, causal, request):
-    if mode == "fp64" and "gpu" in request.node.callspec.id:
-        pytest.skip("float64 serves to check the interpreted maths")
+@pytest.mark.parametrize("shape", SHAPES, ids=show)
+@pytest.mark.parametrize("mode", ["fp64", "fp32", "tf32", "fp16", "bf16"])
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+def test_values(call, mode, shape, causal):
     check(call, mode, shape, causal=causal)
 
 
-@pytest.mark.parametrize("shape", [(1, 2, 39, 39, 16), (1, 1, 40, 270, 16)], ids=shape_id)
-@pytest.mark.parametrize("incoming", INCOMING)
-def test_one_incoming_gradient(call, shape, incoming):
-    check(call, "fp32", shape, incoming=(incoming,), scale=-0.7)
+@pytest.mark.parametrize("shape", [(1, 2, 39, 39, 16), (1, 1, 40, 270, 16)], ids=show)
+@pytest.mark.parametrize("incoming", [(), *((name,) for name in INCOMING)], ids="".join)
+def test_single_incoming_gradients(call, shape, incoming):
+    check(call, "fp32", shape, incoming=incoming, scale=-0.7)
 
 
-def test_no_incoming_gradient(call):
-    got, _, _ = check(call, "fp32", (1, 2, 5, 6, 16), incoming=())
-    assert all((got[name] == 0).all() for name in BACKWARD)
-
-
-@pytest.mark.parametrize("shape", [(2, 2, 37, 41, 20), (1, 2, 35, 260, 32)], ids=shape_id)
+@pytest.mark.parametrize("shape", [(2, 2, 37, 41, 20), (1, 2, 35, 260, 32)], ids=show)
 def test_strided_inputs(call, shape):
     check(call, "fp32", shape, strided=True)
 
 
-@pytest.mark.parametrize("shape", [(1, 2, 39, 39, 64), (1, 1, 20, 300, 64)], ids=shape_id)
+@pytest.mark.parametrize("shape", [(1, 2, 39, 39, 64), (1, 1, 20, 300, 64)], ids=show)
 @pytest.mark.parametrize("magnitude", [1e3, 1e5])
 def test_huge_scores(call, shape, magnitude):
     got, expected, _ = check(call, "fp32", shape, magnitude=magnitude)
@@ -246,7 +241,6 @@ ONE_HEAD_ONE_QUERY = ("tf32", (2, 1, 1, 19, 64))
 EXECUTED += [ONE_HEAD_ONE_QUERY, ("fp16", (1, 1, 40, 160, 32))]
 EXECUTED += [("fp16", (1, 1, 40, 304, 32)), ("bf16", (1, 1, 33, 270, 64))]
 EXECUTED += [("tf32", (1, 1, 33, 270, 32)), ("fp32", (1, 1, 20, 270, 16))]
-EXECUTED_IDS = [f"{mode}-{shape_id(shape)}" for mode, shape in EXECUTED]
 PADDED = (1, 1, 39, 39, 32)
 
 
@@ -285,7 +279,7 @@ def limits(mode, shape, name):
     return stored, loaded, 1.4 if "stream" in name else 1.05
 
 
-@pytest.mark.parametrize("mode,shape", EXECUTED, ids=EXECUTED_IDS)
+@pytest.mark.parametrize("mode,shape", EXECUTED, ids=show)
 def test_ptx(compiler, emulate, mode, shape):
     call, stats = emulate
     records = compiler.get(MODULE, "sm_80", **example(mode, shape))
@@ -317,8 +311,7 @@ def test_ptx_does_not_depend_on_the_order_of_warps(compiler, emulate):
     compiler.get(MODULE, "sm_80", **example(mode, shape))
     x, gradients = draw(mode, shape)
     first, second = (compute(partial(call, seed=seed), mode, x, gradients) for seed in (1, 2))
-    for name, value in first.items():
-        assert torch.equal(value, second[name]), name
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
 
 
 def test_a_call_compiles_to_what_is_compiled_ahead_of_time(compiler):
@@ -331,34 +324,36 @@ def test_a_call_compiles_to_what_is_compiled_ahead_of_time(compiler):
 
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "gfx942")
-SHIPPED = [("fp16", (2, 3, 64, 64, 32)), ("bf16", (2, 3, 128, 128, 64))]
-SHIPPED += [("tf32", (2, 3, 64, 64, 32)), ("fp32", (2, 3, 64, 64, 32))]
-SHIPPED += [("fp16", (2, 3, 512, 512, 64))]
+# Registers and bytes of shared memory, the most of any NVIDIA architecture.
+SHIPPED = {
+    ("fp16", (2, 3, 64, 64, 32)): {"short_forward": (80, 12296), "short_backward": (231, 18944)},
+    ("bf16", (2, 3, 128, 128, 64)): {"short_forward": (225, 40968), "short_backward": (255, 61440)},
+    ("tf32", (2, 3, 64, 64, 32)): {"short_forward": (112, 24584), "short_backward": (231, 37888)},
+    ("fp32", (2, 3, 64, 64, 32)): {"short_forward": (168, 24576), "short_backward": (103, 26624)},
+    ("fp16", (2, 3, 512, 512, 64)): {
+        "stream_forward": (228, 40992),
+        "stream_weights": (80, 16392),
+        "stream_offset": (138, 32768),
+        "stream_keys": (134, 20736),
+        "stream_queries": (192, 41008),
+    },
+}
 COMPILED = [(mode, shape, arch) for arch in ARCHITECTURES for mode, shape in SHIPPED]
-COMPILED_IDS = [f"{arch}-{mode}-{shape_id(shape)}" for mode, shape, arch in COMPILED]
 
 
-@pytest.mark.parametrize("mode,shape,arch", COMPILED, ids=COMPILED_IDS)
+@pytest.mark.parametrize("mode,shape,arch", COMPILED, ids=show)
 def test_compiled_code_stays_within_budget(compiler, mode, shape, arch):
-    for name, record in compiler.get(MODULE, arch, **example(mode, shape)).items():
-        print(
-            name,
-            {
-                k: record[k]
-                for k in (
-                    "registers",
-                    "shared",
-                    "stack",
-                    "spills",
-                    "tensor_core_kinds",
-                    "wide_stores",
-                    "stores",
-                )
-            },
-        )
-        if arch.startswith("sm_"):
-            assert record["stack"] == record["spills"] == 0, name
-            assert (record["tensor_core"] > 0) == (mode != "fp32"), name
+    records = compiler.get(MODULE, arch, **example(mode, shape))
+    assert records.keys() == {f"attention_{name}" for name in SHIPPED[mode, shape]}
+    for name, (registers, shared) in SHIPPED[mode, shape].items():
+        record = records[f"attention_{name}"]
+        if arch == "gfx942":  # where small spills are tolerated
+            assert record["shared"] <= 65536 and record["tensor_core"] > 0, name
+            continue
+        assert record["stack"] == record["spills"] == 0, name
+        assert record["registers"] <= registers and record["shared"] <= shared, name
+        assert (record["tensor_core"] > 0) == (mode != "fp32"), name
+        assert record["wide_stores"] > 0 or name == "stream_offset", name
 
 
 def test_aot_command(tmp_path):
@@ -372,14 +367,11 @@ def test_aot_command(tmp_path):
     assert record["name"] == pattern and record["registers"] > 0 and record["fp_fusion"] is True
     assert Path(record["cubin"]).stat().st_size > 0 and Path(record["ptx"]).stat().st_size > 0
     assert json.loads((tmp_path / "resources.json").read_text()) == [record]
-
-
-def test_aot_refuses_to_run_interpreted():
     done = triton_aot.run_python("-m", "bwt.kernels.aot", TRITON_INTERPRET="1")
     assert done.returncode == 2 and "TRITON_INTERPRET is set" in done.stderr
 
 
-def test_every_entry_is_compiled_ahead_of_time():
+def test_every_entry_is_compiled_ahead_of_time_and_a_missing_one_is_named():
     from bwt.kernels import aot
     from bwt.kernels.configs import TABLE, lookup
 
@@ -387,24 +379,17 @@ def test_every_entry_is_compiled_ahead_of_time():
         launches = aot.specialisations("attention", arch).values()
         compiled = {(launch.name, repr(launch.config)) for launch in launches}
         for op, kernel, dtype, head_size, _ in TABLE:
-            for config in lookup(op, kernel, dtype, head_size, arch):
+            for config in lookup(op, kernel, dtype, head_size, arch) if op == "attention" else ():
                 assert (f"{op}_{kernel}", repr(config)) in compiled
-
-
-def test_a_missing_entry_is_named():
-    from bwt.kernels.configs import lookup
-
-    with pytest.raises(KeyError, match=r"'attention', 'short_forward', 'fp16', 48, 'sm_80'"):
-        lookup("attention", "short_forward", "fp16", 48, "sm_80")
-    with pytest.raises(KeyError, match="sm_75"):
-        lookup("attention", "short_forward", "fp16", 64, "sm_75")
+    for head_size, arch in ((48, "sm_80"), (64, "sm_75")):
+        with pytest.raises(KeyError, match=f"'short_forward', 'fp16', {head_size}, '{arch}'"):
+            lookup("attention", "short_forward", "fp16", head_size, arch)
 
 
 def test_the_tuner_needs_a_gpu_and_knows_the_table():
     if not torch.cuda.is_available():
         done = triton_aot.run_python("benchmarks/tune.py")
-        assert done.returncode == 2 and done.stdout.count("\n") == 1
-        assert "needs a GPU" in done.stdout
+        assert done.returncode == 2 and done.stdout.startswith("tune.py needs a GPU")
     code = (
         "import sys; sys.path.insert(0, 'benchmarks'); import tune; "
         "from bwt.kernels.configs import TABLE; text = tune.CONFIGS.read_text(); "
