@@ -228,9 +228,9 @@ def test_opcheck():
     rng = np.random.default_rng(7)
     keys, values = draw(rng, 3, 6, 5)
     channel = draw_channel(rng, 5).requires_grad_()
-    op = torch.ops.bwt.bijection_posterior.default
-    torch.library.opcheck(op, (keys, values, 5, channel, torch.float64))
-    torch.library.opcheck(op, (keys, values, 5, None, torch.float32))
+    op = torch.ops.bwt.bijection_posterior
+    torch.library.opcheck(op.noisy, (keys, values, channel, torch.float64))
+    torch.library.opcheck(op.default, (keys, values, 5, torch.float32))
 
 
 def test_compiles_without_graph_break():
@@ -390,7 +390,7 @@ def test_after_a_contradiction_rows_are_zero(channel):
     """What compiled code sees, where nothing can be raised."""
     keys, values = torch.tensor([[0, 1, 2, 3]]), torch.tensor([[0, 0, 1, 2]])
     posterior, entropy, log_evidence, _ = torch.ops.bwt.bijection_posterior(
-        keys, values, 4, channel, torch.float64
+        keys, values, 4 if channel is None else channel, torch.float64
     )
     torch.testing.assert_close(posterior[0, 1], torch.tensor([0, 1, 1, 1]).double() / 3)
     assert not posterior[0, 2:].any() and not entropy[0, 2:].any()

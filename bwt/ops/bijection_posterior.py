@@ -61,9 +61,13 @@ def bijection_posterior(
     if chosen == "reference":
         return _reference(keys, values, num_symbols, channel)
     dtype = torch.get_default_dtype() if channel is None else channel.dtype
-    exact_channel = None if channel is None else channel.double()
-    run = bijection_posterior_torch if chosen == "torch" else torch.ops.bwt.bijection_posterior
-    *outputs, fault = run(keys, values, num_symbols, exact_channel, dtype)
+    if chosen == "torch":
+        exact = None if channel is None else channel.double()
+        *outputs, fault = bijection_posterior_torch(keys, values, num_symbols, exact, dtype)
+    elif channel is None:
+        *outputs, fault = _op.default(keys, values, num_symbols, dtype)
+    else:
+        *outputs, fault = _op.noisy(keys, values, channel.double(), dtype)
     if not torch.compiler.is_compiling():
         _raise_fault(int(fault), keys, values, num_symbols)
     return BijectionPosterior(*outputs)
@@ -154,9 +158,14 @@ def _raise_fault(fault: int, keys: Tensor, values: Tensor, num_symbols: int) -> 
     )
 
 
+# Two overloads, because the one without a channel has no gradient and need not pass autograd.
 _library.define(
-    "bijection_posterior(Tensor keys, Tensor values, int num_symbols, Tensor? channel, "
-    "ScalarType dtype) -> (Tensor, Tensor, Tensor, Tensor)"
+    "bijection_posterior(Tensor keys, Tensor values, int num_symbols, ScalarType dtype) "
+    "-> (Tensor, Tensor, Tensor, Tensor)"
+)
+_library.define(
+    "bijection_posterior.noisy(Tensor keys, Tensor values, Tensor channel, ScalarType dtype) "
+    "-> (Tensor, Tensor, Tensor, Tensor)"
 )
 _library.define(
     "bijection_posterior_backward(Tensor grad_posterior, Tensor grad_entropy, "
@@ -164,8 +173,11 @@ _library.define(
 )
 
 
+_op = torch.ops.bwt.bijection_posterior
+
+
 @torch.library.register_fake("bwt::bijection_posterior")
-def _fake(keys, values, num_symbols, channel, dtype):
+def _fake(keys, values, num_symbols, dtype):
     batch, length = keys.shape
     return (
         keys.new_empty((batch, length, num_symbols), dtype=dtype),
@@ -175,21 +187,25 @@ def _fake(keys, values, num_symbols, channel, dtype):
     )
 
 
+@torch.library.register_fake("bwt::bijection_posterior.noisy")
+def _fake_noisy(keys, values, channel, dtype):
+    return _fake(keys, values, channel.shape[0], dtype)
+
+
 @torch.library.register_fake("bwt::bijection_posterior_backward")
 def _fake_backward(grad_posterior, grad_entropy, grad_later_evidence, keys, values, channel):
     return torch.empty_like(channel)
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    keys, values, num_symbols, channel, dtype = inputs
+    keys, values, channel, ctx.dtype = inputs
     ctx.save_for_backward(keys, values, channel)
-    ctx.num_symbols, ctx.dtype = num_symbols, dtype
 
 
 def _backward(ctx, grad_posterior, grad_entropy, grad_log_evidence, grad_fault):
     keys, values, channel = ctx.saved_tensors
-    if channel is None or not ctx.needs_input_grad[3]:
-        return None, None, None, None, None
+    if not ctx.needs_input_grad[2]:
+        return None, None, None, None
     shape = keys.shape
 
     def dense(grad, size):
@@ -198,14 +214,16 @@ def _backward(ctx, grad_posterior, grad_entropy, grad_log_evidence, grad_fault):
     # The evidence of a step is part of that of every later step.
     later = dense(grad_log_evidence, shape).double().flip(-1).cumsum(-1).flip(-1)
     grad_channel = torch.ops.bwt.bijection_posterior_backward(
-        dense(grad_posterior, (*shape, ctx.num_symbols)),
+        dense(grad_posterior, (*shape, channel.shape[0])),
         dense(grad_entropy, shape),
         later.contiguous(),
         keys,
         values,
         channel,
     )
-    return None, None, None, grad_channel, None
+    return None, None, grad_channel, None
 
 
-torch.library.register_autograd("bwt::bijection_posterior", _backward, setup_context=_setup_context)
+torch.library.register_autograd(
+    "bwt::bijection_posterior.noisy", _backward, setup_context=_setup_context
+)

@@ -83,15 +83,24 @@ struct NoiselessStep {
   Out share;  // of each unused value; 0 for a known key
 };
 
+// Sets of this many symbols are words.
+constexpr int kWordBits = 64;
+
+// What a sequence of distinct keys consists of beside its values.
+template <class Out>
+struct DistinctTables {
+  std::vector<Out> share;                  // [K]
+  std::vector<Out> shares;                 // [K * V], of each entry of its rows
+  std::vector<Out> entropy, log_evidence;  // [K]
+};
+
 template <class Out>
 struct CountTables {
   // What a count n of unused values implies, for n = 0..V.
   std::vector<Out> share, log2_count, log_evidence;
-  // Step t of a sequence of distinct keys.
-  std::vector<NoiselessStep<Out>> fresh;
-  std::vector<Out> fresh_entropy, fresh_evidence;
+  std::optional<DistinctTables<Out>> distinct;  // if keys can be distinct and sets are words
 
-  explicit CountTables(int symbols)
+  CountTables(int symbols, int64_t length)
       : share(symbols + 1),
         log2_count(symbols + 1),
         log_evidence(symbols + 1) {
@@ -101,11 +110,21 @@ struct CountTables {
       log2_count[n] = static_cast<Out>(std::log2(n));
       log_evidence[n] = static_cast<Out>(log_falling);
       log_falling -= std::log(n);
-      fresh.push_back({Out(-1), share[n]});
-      fresh_entropy.push_back(log2_count[n]);
-      fresh_evidence.push_back(static_cast<Out>(log_falling));
     }
     log_evidence[0] = static_cast<Out>(log_falling);
+    if (symbols <= kWordBits && length <= symbols) tabulate_distinct(symbols, length);
+  }
+
+ private:
+  void tabulate_distinct(int symbols, int64_t length) {
+    distinct.emplace();
+    for (int64_t t = 0; t < length; ++t) {
+      const int64_t unused = symbols - t;
+      distinct->share.push_back(share[unused]);
+      distinct->shares.insert(distinct->shares.end(), symbols, share[unused]);
+      distinct->entropy.push_back(log2_count[unused]);
+      distinct->log_evidence.push_back(log_evidence[unused - 1]);
+    }
   }
 };
 
@@ -155,7 +174,7 @@ void noiseless(const Tensor& keys, const Tensor& values, int symbols, const Outp
   const int64_t length = keys.size(1);
   const StepView steps = step_view(keys, values);
   const RowWriter<Out> writer = outputs.writer<Out>();
-  const CountTables<Out> tables(symbols);
+  const CountTables<Out> tables(symbols, length);
   const int64_t grain = 1 + 16384 / (1 + length * symbols);
   torch::stable::parallel_for(0, keys.size(0), grain, [&](int64_t begin, int64_t end) {
     BWT_SIMD_CALL(noiseless_sequences<Id>, begin, end, steps, symbols, tables, writer,
@@ -235,33 +254,43 @@ void channel_gradient(const Tensor& d_posterior, const Tensor& d_entropy,
   }
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> bijection_posterior(const Tensor& keys,
-                                                               const Tensor& values,
-                                                               int64_t num_symbols,
-                                                               const std::optional<Tensor>& channel,
-                                                               ScalarType dtype) {
+using Results = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+
+Outputs new_outputs(const Tensor& keys, int64_t symbols, ScalarType dtype) {
   const int64_t batch = keys.size(0), length = keys.size(1);
-  const int symbols = static_cast<int>(num_symbols);
-  Outputs outputs{torch::stable::new_empty(keys, {batch, length, num_symbols}, dtype),
-                  torch::stable::new_empty(keys, {batch, length}, dtype),
-                  torch::stable::new_empty(keys, {batch, length}, dtype)};
-  FirstFault first_fault;
-  const bool narrow = dtype == ScalarType::Float;
-  if (!channel.has_value()) {
-    const bool wide_ids = keys.scalar_type() == ScalarType::Long;
-    auto run = wide_ids ? (narrow ? noiseless<int64_t, float> : noiseless<int64_t, double>)
-                        : (narrow ? noiseless<int32_t, float> : noiseless<int32_t, double>);
-    run(keys, values, symbols, outputs, first_fault);
-  } else if (needs_wide(data<double>(*channel), channel->numel(), length)) {
-    narrow ? noisy<Wide, float>(keys, values, symbols, *channel, outputs, first_fault)
-           : noisy<Wide, double>(keys, values, symbols, *channel, outputs, first_fault);
-  } else {
-    narrow ? noisy<double, float>(keys, values, symbols, *channel, outputs, first_fault)
-           : noisy<double, double>(keys, values, symbols, *channel, outputs, first_fault);
-  }
-  Tensor fault = torch::stable::new_empty(keys, {1}, ScalarType::Long);
+  return {torch::stable::new_empty(keys, {batch, length, symbols}, dtype),
+          torch::stable::new_empty(keys, {batch, length}, dtype),
+          torch::stable::new_empty(keys, {batch, length}, dtype)};
+}
+
+Results results(const Outputs& outputs, const FirstFault& first_fault) {
+  Tensor fault = torch::stable::new_empty(outputs.entropy, {1}, ScalarType::Long);
   *mutable_data<int64_t>(fault) = first_fault.get();
   return {outputs.posterior, outputs.entropy, outputs.log_evidence, fault};
+}
+
+Results bijection_posterior(const Tensor& keys, const Tensor& values, int64_t num_symbols,
+                            ScalarType dtype) {
+  const Outputs outputs = new_outputs(keys, num_symbols, dtype);
+  FirstFault first_fault;
+  const bool narrow = dtype == ScalarType::Float;
+  const bool wide_ids = keys.scalar_type() == ScalarType::Long;
+  auto run = wide_ids ? (narrow ? noiseless<int64_t, float> : noiseless<int64_t, double>)
+                      : (narrow ? noiseless<int32_t, float> : noiseless<int32_t, double>);
+  run(keys, values, static_cast<int>(num_symbols), outputs, first_fault);
+  return results(outputs, first_fault);
+}
+
+Results bijection_posterior_noisy(const Tensor& keys, const Tensor& values, const Tensor& channel,
+                                  ScalarType dtype) {
+  const Outputs outputs = new_outputs(keys, channel.size(0), dtype);
+  FirstFault first_fault;
+  const bool narrow = dtype == ScalarType::Float;
+  auto run = needs_wide(data<double>(channel), channel.numel(), keys.size(1))
+                 ? (narrow ? noisy<Wide, float> : noisy<Wide, double>)
+                 : (narrow ? noisy<double, float> : noisy<double, double>);
+  run(keys, values, static_cast<int>(channel.size(0)), channel, outputs, first_fault);
+  return results(outputs, first_fault);
 }
 
 Tensor bijection_posterior_backward(const Tensor& d_posterior, const Tensor& d_entropy,
@@ -282,5 +311,6 @@ Tensor bijection_posterior_backward(const Tensor& d_posterior, const Tensor& d_e
 
 STABLE_TORCH_LIBRARY_IMPL(bwt, CPU, m) {
   m.impl("bijection_posterior", TORCH_BOX(&bwt::bijection_posterior));
+  m.impl("bijection_posterior.noisy", TORCH_BOX(&bwt::bijection_posterior_noisy));
   m.impl("bijection_posterior_backward", TORCH_BOX(&bwt::bijection_posterior_backward));
 }

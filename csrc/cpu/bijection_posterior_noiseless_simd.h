@@ -1,5 +1,5 @@
-// Noiseless sequences: a scan of the steps, then the rows. Included per instruction set by
-// bijection_posterior_simd.h.
+// Noiseless sequences: a scan of the steps, then the rows.
+// Included per instruction set by bijection_posterior_simd.h.
 
 namespace bwt {
 namespace BWT_SIMD {
@@ -24,6 +24,8 @@ class Seen {
   std::vector<int32_t> value_of_;
 };
 
+constexpr int kPeriods = 4;
+
 // Loops of vectors: for a short row a call of memset or memcpy costs more than the row.
 template <class Out>
 void fill(Out* row, int count, Out value) {
@@ -34,15 +36,19 @@ void fill(Out* row, int count, Out value) {
   for (; i < count; ++i) row[i] = value;
 }
 
+// The last vector overlaps the one before: no tail.
 template <class Out>
 void copy(const Out* from, Out* to, int64_t count) {
   constexpr int kLanes = Lanes<Out>::kCount;
   using Vector = typename Lanes<Out>::Vector;
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    *reinterpret_cast<Vector*>(to + i) = *reinterpret_cast<const Vector*>(from + i);
+  if (count < kLanes) {
+    for (int64_t i = 0; i < count; ++i) to[i] = from[i];
+    return;
   }
-  for (; i < count; ++i) to[i] = from[i];
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const int64_t at = std::min(i, count - kLanes);
+    *reinterpret_cast<Vector*>(to + at) = *reinterpret_cast<const Vector*>(from + at);
+  }
 }
 
 // Ids of type Id in the rows of a tensor.
@@ -56,8 +62,6 @@ struct IdRow {
         stride(view.column_bytes / static_cast<int64_t>(sizeof(Id))) {}
   Id operator[](int64_t t) const { return data[t * stride]; }
 };
-
-constexpr int kBits = 64;
 
 // First pass over a sequence: its steps, the step at which each value was first used, entropies and
 // evidence. Steps are numbers of type Out, so that rows are written by comparing vectors of one
@@ -91,32 +95,50 @@ int64_t scan_noiseless(const StepView& view, int symbols, Seen& seen,
   return kNoFault;
 }
 
-// The same for the common case of all keys distinct, where only the values differ between
-// sequences. Returns false, for the scan above to decide, if anything is repeated or wrong.
+// The common case of distinct keys, where sequences differ only in when each value is used. Shares
+// grow from step to step, so the share at that step tells it. Returns false, for the scan above to
+// decide, if anything is repeated or wrong.
 template <class Id, class Out>
-bool scan_distinct(const StepView& view, int symbols, const CountTables<Out>& tables, Out* used_at,
-                   const RowWriter<Out>& out) {
-  if (symbols > kBits || view.length > symbols) return false;
+bool scan_distinct(const StepView& view, int symbols, const Out* share, Out* used_at) {
   const IdRow<Id> keys(view.keys), values(view.values);
-  const uint64_t limit = symbols;
-  uint64_t seen_keys = 0, seen_values = 0;
-  bool outside = false;
+  uint64_t seen_keys = 0, seen_values = 0, largest = 0;
   fill(used_at, symbols, std::numeric_limits<Out>::infinity());
-  Out step = 0;
-  for (int64_t t = 0; t < view.length; ++t, step += 1) {
+  for (int64_t t = 0; t < view.length; ++t) {
     const uint64_t key = keys[t], value = values[t];
-    outside |= (key >= limit) | (value >= limit);
-    seen_keys |= uint64_t{1} << (key % kBits);
-    seen_values |= uint64_t{1} << (value % kBits);
-    used_at[value % kBits] = step;
+    largest |= key | value;
+    seen_keys |= uint64_t{1} << (key % kWordBits);
+    seen_values |= uint64_t{1} << (value % kWordBits);
+    used_at[value % kWordBits] = share[t];
   }
-  if (outside || __builtin_popcountll(seen_keys) != view.length ||
-      __builtin_popcountll(seen_values) != view.length) {
-    return false;
+  const uint64_t allowed = ~uint64_t{0} >> (kWordBits - symbols);
+  return largest < kWordBits && ((seen_keys | seen_values) & ~allowed) == 0 &&
+         __builtin_popcountll(seen_keys) == view.length &&
+         __builtin_popcountll(seen_values) == view.length;
+}
+
+// Writes the rows of distinct keys as one run of aligned vectors, for a store that straddles cache
+// lines costs as much as several. The first and the last vector overlap their neighbours.
+// `used_at` is followed by copies of itself, kPeriods in all and some lanes more, so that a vector
+// can start in any column and columns rarely wrap.
+template <class Out>
+void write_distinct(int symbols, const DistinctTables<Out>& tables, Out* used_at, Out* rows) {
+  constexpr int kLanes = Lanes<Out>::kCount;
+  using Vector = typename Lanes<Out>::Vector;
+  const int period = kPeriods * symbols;
+  for (int at = symbols; at < period + kLanes; at += symbols) copy(used_at, used_at + at, symbols);
+  const Out* shares = tables.shares.data();
+  const auto write = [&](int64_t i, int64_t column) {
+    const Vector share = *reinterpret_cast<const Vector*>(shares + i);
+    *reinterpret_cast<Vector*>(rows + i) =
+        *reinterpret_cast<const Vector*>(used_at + column) >= share ? share : Vector{};
+  };
+  const int64_t last = tables.shares.size() - kLanes;
+  const int64_t head = -reinterpret_cast<uintptr_t>(rows) % BWT_SIMD_BYTES / sizeof(Out);
+  write(0, 0);
+  for (int64_t i = head, begin = 0; i <= last; begin += period) {
+    for (; i <= last && i - begin < period; i += kLanes) write(i, i - begin);
   }
-  copy(tables.fresh_entropy.data(), out.entropy, view.length);
-  copy(tables.fresh_evidence.data(), out.log_evidence, view.length);
-  return true;
+  write(last, last % symbols);
 }
 
 // The columns 0..V-1 in vectors, the last of which overlaps the one before: no tail.
@@ -126,35 +148,33 @@ struct Columns {
   static constexpr int kLanes = Lanes<Out>::kCount;
 
   int first[kVectors];
-  Vector used[kVectors];  // the step at which a value was used
-  Vector value[kVectors];
 
-  Columns(int symbols, const Out* used_at) {
-    Vector lane;
-    for (int i = 0; i < kLanes; ++i) lane[i] = static_cast<Out>(i);
-    for (int i = 0; i < kVectors; ++i) {
-      first[i] = i + 1 < kVectors ? i * kLanes : symbols - kLanes;
-      used[i] = *reinterpret_cast<const Vector*>(used_at + first[i]);
-      value[i] = lane + static_cast<Out>(first[i]);
-    }
+  explicit Columns(int symbols) {
+    for (int i = 0; i < kVectors; ++i) first[i] = i + 1 < kVectors ? i * kLanes : symbols - kLanes;
   }
 };
 
-// Writes rows from registers. Nothing branches on the data, for whether a key is new cannot be
-// predicted.
-template <int kVectors, bool kRepeats, class Out>
+// Writes the rows of scanned steps from registers. Nothing branches on the data, for whether a key
+// is new cannot be predicted.
+template <int kVectors, class Out>
 void write_rows(int64_t rows, int symbols, const NoiselessStep<Out>* steps, const Out* used_at,
                 Out* row) {
   using Vector = typename Lanes<Out>::Vector;
-  const Columns<Out, kVectors> columns(symbols, used_at);
+  const Columns<Out, kVectors> columns(symbols);
+  Vector used[kVectors], value[kVectors];
+  for (int i = 0; i < kVectors; ++i) {
+    used[i] = *reinterpret_cast<const Vector*>(used_at + columns.first[i]);
+    for (int lane = 0; lane < columns.kLanes; ++lane) {
+      value[i][lane] = static_cast<Out>(columns.first[i] + lane);
+    }
+  }
   const Vector one = Vector{} + Out(1);
   Vector step = {};
   for (int64_t t = 0; t < rows; ++t, row += symbols, step += one) {
-    const Vector share = Vector{} + steps[t].share;
+    const Vector share = steps[t].share - Vector{};
     for (int i = 0; i < kVectors; ++i) {
-      Vector p = columns.used[i] >= step ? share : Vector{};
-      if constexpr (kRepeats) p = columns.value[i] == steps[t].known ? one : p;
-      *reinterpret_cast<Vector*>(row + columns.first[i]) = p;
+      const Vector p = used[i] >= step ? share : Vector{};
+      *reinterpret_cast<Vector*>(row + columns.first[i]) = value[i] == steps[t].known ? one : p;
     }
   }
 }
@@ -170,16 +190,16 @@ void write_rows_in_memory(int64_t rows, int symbols, const NoiselessStep<Out>* s
   }
 }
 
-template <class Out, bool kRepeats>
+template <class Out>
 auto row_writer_for(int symbols) {
   constexpr int kLanes = Lanes<Out>::kCount;
   if (symbols < kLanes) return write_rows_in_memory<Out>;
   switch ((symbols + kLanes - 1) / kLanes) {
-    case 1: return write_rows<1, kRepeats, Out>;
-    case 2: return write_rows<2, kRepeats, Out>;
-    case 3: return write_rows<3, kRepeats, Out>;
-    case 4: return write_rows<4, kRepeats, Out>;
-    case 5: return write_rows<5, kRepeats, Out>;
+    case 1: return write_rows<1, Out>;
+    case 2: return write_rows<2, Out>;
+    case 3: return write_rows<3, Out>;
+    case 4: return write_rows<4, Out>;
+    case 5: return write_rows<5, Out>;
     default: return write_rows_in_memory<Out>;
   }
 }
@@ -188,23 +208,38 @@ template <class Id, class Out, class Report>
 void noiseless_sequences(int64_t begin, int64_t end, const StepView& batch, int symbols,
                          const CountTables<Out>& tables, const RowWriter<Out>& writer,
                          Report report) {
-  const auto write = row_writer_for<Out, true>(symbols);
-  const auto write_distinct = row_writer_for<Out, false>(symbols);
-  Seen seen(symbols);
-  std::vector<Out> used_at(std::max(symbols, kBits));
+  const auto write = row_writer_for<Out>(symbols);
+  const bool rows_fill_a_vector = batch.length * symbols >= Lanes<Out>::kCount;
+  const bool may_be_distinct = tables.distinct.has_value() && rows_fill_a_vector;
+  // Sequences are scanned in groups before they are written: vectors cannot be read from scalars
+  // that were stored a moment ago without waiting for the cache.
+  constexpr int64_t kGroup = 16;
+  const int64_t width = std::max((kPeriods + 1) * symbols + Lanes<Out>::kCount, kWordBits);
+  std::vector<Out> used_at(kGroup * width);
   std::vector<NoiselessStep<Out>> steps(batch.length);
-  for (int64_t b = begin; b < end; ++b) {
-    const StepView view = batch.row(b);
-    RowWriter<Out> out = writer.at(b, batch.length, symbols);
-    if (scan_distinct<Id>(view, symbols, tables, used_at.data(), out)) {
-      write_distinct(batch.length, symbols, tables.fresh.data(), used_at.data(), out.posterior);
-      continue;
+  Seen seen(symbols);
+  bool distinct[kGroup] = {};
+  for (int64_t first = begin; first < end; first += kGroup) {
+    const int64_t count = std::min(kGroup, end - first);
+    for (int64_t i = 0; may_be_distinct && i < count; ++i) {
+      distinct[i] = scan_distinct<Id>(batch.row(first + i), symbols, tables.distinct->share.data(),
+                                      &used_at[i * width]);
     }
-    const int64_t fault =
-        scan_noiseless<Id>(view, symbols, seen, tables, steps.data(), used_at.data(), out);
-    const int64_t rows = fault == kNoFault ? batch.length : out.rows_before(fault);
-    write(rows, symbols, steps.data(), used_at.data(), out.posterior);
-    if (fault != kNoFault) report(b, fault, out);
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t b = first + i;
+      RowWriter<Out> out = writer.at(b, batch.length, symbols);
+      if (distinct[i]) {
+        write_distinct(symbols, *tables.distinct, &used_at[i * width], out.posterior);
+        copy(tables.distinct->entropy.data(), out.entropy, batch.length);
+        copy(tables.distinct->log_evidence.data(), out.log_evidence, batch.length);
+        continue;
+      }
+      const int64_t fault = scan_noiseless<Id>(batch.row(b), symbols, seen, tables, steps.data(),
+                                               &used_at[i * width], out);
+      const int64_t rows = fault == kNoFault ? batch.length : out.rows_before(fault);
+      write(rows, symbols, steps.data(), &used_at[i * width], out.posterior);
+      if (fault != kNoFault) report(b, fault, out);
+    }
   }
 }
 

@@ -195,11 +195,10 @@ void run_forward(const Tensor& keys, const Tensor& values, int symbols,
   run(keys, values, symbols, prepared, out, first_fault, stream);
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> bijection_posterior(const Tensor& keys,
-                                                               const Tensor& values,
-                                                               int64_t num_symbols,
-                                                               const std::optional<Tensor>& channel,
-                                                               ScalarType dtype) {
+using Results = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+
+Results forward(const Tensor& keys, const Tensor& values, int64_t num_symbols,
+                const std::optional<Tensor>& channel, ScalarType dtype) {
   const torch::stable::accelerator::DeviceGuard guard(keys.get_device_index());
   const int64_t batch = keys.size(0), length = keys.size(1);
   Tensor posterior = torch::stable::new_empty(keys, {batch, length, num_symbols}, dtype);
@@ -213,6 +212,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> bijection_posterior(const Tensor& key
         log_evidence, data<int64_t>(fault));
   }
   return {posterior, entropy, log_evidence, fault};
+}
+
+Results bijection_posterior(const Tensor& keys, const Tensor& values, int64_t num_symbols,
+                            ScalarType dtype) {
+  return forward(keys, values, num_symbols, std::nullopt, dtype);
+}
+
+Results bijection_posterior_noisy(const Tensor& keys, const Tensor& values, const Tensor& channel,
+                                  ScalarType dtype) {
+  return forward(keys, values, channel.size(0), channel, dtype);
 }
 
 Tensor bijection_posterior_backward(const Tensor& d_posterior, const Tensor& d_entropy,
@@ -236,5 +245,6 @@ Tensor bijection_posterior_backward(const Tensor& d_posterior, const Tensor& d_e
 
 STABLE_TORCH_LIBRARY_IMPL(bwt, CUDA, m) {
   m.impl("bijection_posterior", TORCH_BOX(&bwt::bijection_posterior));
+  m.impl("bijection_posterior.noisy", TORCH_BOX(&bwt::bijection_posterior_noisy));
   m.impl("bijection_posterior_backward", TORCH_BOX(&bwt::bijection_posterior_backward));
 }
