@@ -93,8 +93,8 @@ class Evaluation:
             "step": [str(step + 1) for step in range(len(self.positions))],
             "exact entropy": [f"{x:.4f}" for x in exact["entropy"].mean],
             "model entropy": [f"{x:.4f}" for x in model["entropy"].mean],
-            "entropy_mae": _with_errors(model["entropy_mae"]),
-            "kl": _with_errors(model["kl"]),
+            "entropy_mae": list(map(_number, *model["entropy_mae"])),
+            "kl": list(map(_number, *model["kl"])),
             f"kl of {floor}": [f"{x:.4f}" for x in self.floors[floor].per_position["kl"].mean],
         }
         return _aligned(columns)
@@ -103,8 +103,7 @@ class Evaluation:
         scores = {"model": self.model, "exact": self.exact} | self.floors
         columns = {"": list(scores)}
         for metric in self.model.overall:
-            estimates = [score.overall[metric] for score in scores.values()]
-            columns[metric] = [f"{x.mean:.5f} ±{x.se:.0e}" for x in estimates]
+            columns[metric] = [_number(*score.overall[metric]) for score in scores.values()]
         return _aligned(columns)
 
     def verdict(self) -> str:
@@ -333,8 +332,11 @@ def _memory_in_words(memory: EffectiveMemory) -> str:
     )
 
 
-def _with_errors(estimate: Estimate) -> list[str]:
-    return [f"{m:.4f} ±{s:.0e}" for m, s in zip(estimate.mean, estimate.se, strict=True)]
+def _number(mean: float, se: float) -> str:
+    """With its standard error if it has one; rounding errors are shown as zero."""
+    mean = 0.0 if abs(mean) < 1e-9 else mean
+    digits = f"{mean:.2e}" if 0 < abs(mean) < 1e-3 else f"{mean:.4f}"
+    return f"{digits} ±{se:.0e}" if se > 1e-12 else digits
 
 
 def _aligned(columns: dict[str, list[str]]) -> str:
