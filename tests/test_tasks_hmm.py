@@ -66,10 +66,12 @@ def test_posterior_and_floors(predict, header):
     assert list(floors) == ["memory-0", "memory-1", "memory-2"]  # those shorter than 4 steps
     for b, sequence in enumerate(shown):
         which = ("state", "symbol").index(predict)
-        np.testing.assert_allclose(batch.posterior[b], brute_force(*sequence)[which], atol=2e-6)
+        np.testing.assert_allclose(
+            batch.posterior[b].numpy(), brute_force(*sequence)[which], atol=2e-6
+        )
         for memory in (0, 1, 2):
             expected = brute_force(*sequence, memory=memory)[which]
-            np.testing.assert_allclose(floors[f"memory-{memory}"][b], expected, atol=2e-6)
+            np.testing.assert_allclose(floors[f"memory-{memory}"][b].numpy(), expected, atol=2e-6)
 
 
 def test_longer_memory_is_nearer():
