@@ -152,7 +152,7 @@ def test_paths_by_doubling_equal_a_walk(steps):
         for t in range(steps):
             if t > 0:
                 total = np.cumsum(transition[b, at].double().numpy())
-                at = int(np.searchsorted(total[:-1], noise[b, t] * total[-1], side="right"))
+                at = int(np.searchsorted(total[:-1], float(noise[b, t]) * total[-1], side="right"))
             assert states[b, t] == at
 
 
