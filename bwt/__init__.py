@@ -4,7 +4,7 @@ import importlib
 
 __version__ = "0.1.0"
 
-__all__ = ["ops", "reference"]
+__all__ = ["evaluate", "ops", "reference", "tasks"]
 
 
 def __getattr__(name: str):
