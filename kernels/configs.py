@@ -101,7 +101,7 @@ TABLE: Table = {
         C(8, 1, BT=32, BS=256, PACK=1),
     ),
     ("attention", "short_forward", "tf32", 64, "sm_86"): (
-        C(4, 1, BT=16, BS=16, PACK=4),
+        C(4, 1, BT=16, BS=16, PACK=2),
         C(4, 1, BT=32, BS=32, PACK=2),
         C(4, 1, BT=64, BS=64, PACK=1),
         C(4, 1, BT=32, BS=128, PACK=1),

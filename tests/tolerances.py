@@ -28,3 +28,12 @@ def attention_error(dtype: torch.dtype, keys: int, size: int) -> float:
     mean over values one of `keys`; gradients chain two such sums. Rounding errors of independent
     signs grow with the square root of the length; 24 covers the constants and the chain."""
     return 24 * torch.finfo(dtype).eps * (keys**0.5 + size**0.5)
+
+
+def hmm_error(dtype: torch.dtype, states: int, steps: int = 1) -> float:
+    """Filtering, relative to the largest entry of a result. A step is a sum of `states`
+    non-negative products, a product and a quotient: a relative error of at most states + 4
+    roundings, which nothing amplifies, as nothing cancels. What a filter forgets takes its errors
+    along, so that those of a distribution are of a few steps; a sum over `steps` of them grows
+    with its root, their signs being independent. 16 covers the steps remembered."""
+    return 16 * torch.finfo(dtype).eps * (states + 4) * max(steps, 1) ** 0.5

@@ -2,5 +2,7 @@
 
 from bwt.ops.attention import attention
 from bwt.ops.bijection_posterior import bijection_posterior
+from bwt.ops.hmm_filter import hmm_filter
+from bwt.ops.hmm_smooth import hmm_smooth
 
-__all__ = ["attention", "bijection_posterior"]
+__all__ = ["attention", "bijection_posterior", "hmm_filter", "hmm_smooth"]

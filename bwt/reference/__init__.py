@@ -2,5 +2,13 @@
 
 from bwt.reference.attention import attention, attention_backward
 from bwt.reference.bijection_posterior import bijection_posterior
+from bwt.reference.hmm_filter import hmm_filter, hmm_filter_log, hmm_smooth
 
-__all__ = ["attention", "attention_backward", "bijection_posterior"]
+__all__ = [
+    "attention",
+    "attention_backward",
+    "bijection_posterior",
+    "hmm_filter",
+    "hmm_filter_log",
+    "hmm_smooth",
+]

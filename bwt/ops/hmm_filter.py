@@ -1,0 +1,258 @@
+"""Filtering of hidden Markov models: the public op."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from bwt.ops import _dispatch, _library
+from bwt.ops._hmm_filter_torch import hmm_filter_torch
+from bwt.reference.hmm_filter import HMMFilterOutput
+from bwt.reference.hmm_filter import hmm_filter as hmm_filter_reference
+
+OP = "hmm_filter"
+MAX_STATES = 128
+MAX_SYMBOLS = 4096
+ROW_SUM_TOLERANCE = 1e-4  # kHmmRowSumTolerance of csrc/hmm_filter.h
+PARAMETERS = {"initial": 1, "transition": 2, "emission": 2}  # dimensions when shared
+
+_dispatch.BACKENDS[OP] = ("native", "triton", "torch", "reference")
+
+
+def hmm_filter(
+    observations: Tensor,
+    initial: Tensor,
+    transition: Tensor,
+    emission: Tensor,
+    *,
+    lengths: Tensor | None = None,
+    backend: str = "auto",
+) -> HMMFilterOutput:
+    """Filtered and predicted state distributions of hidden Markov models, and the likelihood.
+
+    With e_t = emission[:, y_t], all ones where y_t is missing,
+
+        predicted_0 = initial,  predicted_t = filtered_{t-1} transition,
+        c_t = sum(predicted_t * e_t),  filtered_t = predicted_t * e_t / c_t,
+        log_likelihood = sum_t log c_t.
+
+    An observation that is impossible given those before it (c_t = 0) makes filtered 0 from that
+    step on, predicted 0 from the next step on and log_likelihood -inf. Steps beyond a sequence's
+    length are 0 in both. Nothing is ever NaN.
+
+    Gradients flow to the three parameters through all outputs, by the adjoint recursion from the
+    saved outputs. Parameters are taken as free numbers: rows that sum to 1 are required, but the
+    gradient is not projected on that. An impossible sequence has gradient zero.
+
+    Args:
+        observations: [B, T] int32 or int64 in [0, V), -1 for a missing one; any strides.
+        initial: [S], or [B, S] with one for each sequence; S at most 128.
+        transition: [S, S] or [B, S, S]; the row is the state that is left.
+        emission: [S, V] or [B, S, V]; V at most 4096.
+            These are float32 or float64 distributions: rows sum to 1 within 1e-4.
+        lengths: [B] int32 or int64 in [0, T]; what observations hold beyond them is not read.
+        backend: "auto", "native", "triton", "torch" or "reference".
+
+    Returns:
+        HMMFilterOutput(filtered [B, T, S], predicted [B, T, S], log_likelihood [B]), in the dtype
+        of the parameters; log_likelihood is summed in float64.
+
+    Raises:
+        ValueError: an argument is malformed. Inside torch.compile values are not checked; there
+            the native backend gives a malformed sequence the log_likelihood NaN.
+
+    >>> import torch
+    >>> stay, seen = torch.tensor([[0.9, 0.1], [0.1, 0.9]]), torch.tensor([[0.8, 0.2], [0.2, 0.8]])
+    >>> hmm_filter(torch.tensor([[0, -1, 1]]), torch.tensor([0.5, 0.5]), stay, seen).filtered[0]
+    tensor([[0.8000, 0.2000],
+            [0.7400, 0.2600],
+            [0.3597, 0.6403]])
+    """
+    arguments = (observations, initial, transition, emission)
+    check_shapes(OP, *arguments, lengths)
+    chosen = _dispatch.choose(OP, backend, observations.device)
+    lengths = None if lengths is None else lengths.long()
+    if chosen == "reference":
+        return reference(OP, hmm_filter_reference, HMMFilterOutput, arguments, lengths)
+    return HMMFilterOutput(*run(OP, chosen, arguments, lengths))
+
+
+def run(op: str, chosen: str, arguments: tuple[Tensor, ...], lengths: Tensor | None):
+    """filtered, predicted, log_likelihood from a backend other than the reference."""
+    compiling = torch.compiler.is_compiling()
+    if chosen != "native":
+        if not compiling:
+            check_values(op, *arguments, lengths)
+        compute = hmm_filter_torch if chosen == "torch" else torch.ops.bwt.hmm_filter
+        return compute(*arguments, lengths)
+    outputs = torch.ops.bwt.hmm_filter(*arguments, lengths)
+    # The kernel checks values on its way and marks the sequence with NaN, which a sum with -inf
+    # keeps; which value was wrong is found out here.
+    if not compiling and math.isnan(outputs[2].detach().sum()):
+        check_values(op, *arguments, lengths)
+    return outputs
+
+
+def check_shapes(op, observations, initial, transition, emission, lengths) -> None:
+    _check_integers(op, "observations", observations)
+    if observations.ndim != 2:
+        shape = tuple(observations.shape)
+        raise ValueError(f"{op}: observations must be [batch, steps], got shape {shape}")
+    batch = observations.shape[0]
+    parameters = {"initial": initial, "transition": transition, "emission": emission}
+    for name, x in parameters.items():
+        if not isinstance(x, Tensor) or x.dtype not in (torch.float32, torch.float64):
+            got = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"{op}: {name} must be a float32 or float64 tensor, got {got}")
+        if (x.dtype, x.device) != (initial.dtype, observations.device):
+            raise ValueError(
+                f"{op}: parameters must agree in dtype and lie where observations do, got {name} "
+                f"{x.dtype} on {x.device}, initial {initial.dtype} and observations on "
+                f"{observations.device}"
+            )
+        if x.ndim - PARAMETERS[name] not in (0, 1):
+            raise ValueError(
+                f"{op}: {name} must have {PARAMETERS[name]} dimensions, or one more for the batch, "
+                f"got shape {tuple(x.shape)}"
+            )
+    S, V = initial.shape[-1], emission.shape[-1]
+    if not (1 <= S <= MAX_STATES and 1 <= V <= MAX_SYMBOLS):
+        raise ValueError(
+            f"{op}: takes 1 to {MAX_STATES} states and 1 to {MAX_SYMBOLS} symbols, "
+            f"got {S} (initial) and {V} (emission)"
+        )
+    for name, shape in {"initial": (S,), "transition": (S, S), "emission": (S, V)}.items():
+        if parameters[name].shape not in (shape, (batch, *shape)):
+            raise ValueError(
+                f"{op}: {name} must be {list(shape)} or {[batch, *shape]} "
+                f"(S={S}, V={V}, batch {batch}), got {list(parameters[name].shape)}"
+            )
+    if lengths is None:
+        return
+    _check_integers(op, "lengths", lengths)
+    if lengths.shape != (batch,) or lengths.device != observations.device:
+        raise ValueError(
+            f"{op}: lengths must be [{batch}] on {observations.device}, "
+            f"got {list(lengths.shape)} on {lengths.device}"
+        )
+
+
+def _check_integers(op: str, name: str, x) -> None:
+    if not isinstance(x, Tensor) or x.dtype not in (torch.int32, torch.int64):
+        got = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(f"{op}: {name} must be an int32 or int64 tensor, got {got}")
+
+
+def check_values(op, observations, initial, transition, emission, lengths) -> None:
+    """Raises for the first value that is out of range or row that is no distribution."""
+    batch, steps = observations.shape
+    if batch == 0:
+        return
+    seen = torch.ones_like(observations, dtype=torch.bool)
+    if lengths is not None:
+        if place := _first((lengths < 0) | (lengths > steps)):
+            got = int(lengths[place])
+            raise ValueError(f"{op}: lengths[{place[0]}] is {got}; must be 0 to {steps}")
+        seen = torch.arange(steps, device=lengths.device) < lengths[:, None]
+    V = emission.shape[-1]
+    if place := _first(seen & ((observations < -1) | (observations >= V))):
+        b, t = place
+        raise ValueError(
+            f"{op}: observations[{b}, {t}] is {int(observations[b, t])}; "
+            f"must be 0 to {V - 1}, or -1 for a missing one"
+        )
+    for name, x in (("initial", initial), ("transition", transition), ("emission", emission)):
+        rows = x.detach().double()
+        wrong = ~((rows >= 0).all(-1) & ((rows.sum(-1) - 1).abs() <= ROW_SUM_TOLERANCE))
+        place = _first(wrong)
+        if place is not None:
+            row = rows[place]
+            where = f"[{', '.join(map(str, place))}]" if place else ""
+            raise ValueError(
+                f"{op}: {name}{where} is not a distribution (sum {float(row.sum()):.6g}, "
+                f"smallest entry {float(row.min()):.3g}); divide each row by its sum"
+            )
+
+
+def _first(wrong: Tensor) -> tuple[int, ...] | None:
+    """Where the first true element is; () in a tensor without dimensions."""
+    return tuple(wrong.nonzero()[0].tolist()) if bool(wrong.any()) else None
+
+
+def reference(op, compute, output, arguments, lengths):
+    if torch.is_grad_enabled() and any(x.requires_grad for x in arguments):
+        raise RuntimeError(f"{op}: backend 'reference' has no gradient; detach the parameters")
+    check_values(op, *arguments, lengths)
+    arrays = compute(
+        *(x.detach().numpy() for x in arguments),
+        lengths=None if lengths is None else lengths.numpy(),
+    )
+    return output(*(torch.from_numpy(array).to(arguments[1].dtype) for array in arrays))
+
+
+_library.define(
+    "hmm_filter(Tensor observations, Tensor initial, Tensor transition, Tensor emission, "
+    "Tensor? lengths) -> (Tensor, Tensor, Tensor)"
+)
+_library.define(
+    "hmm_filter_backward(Tensor? grad_filtered, Tensor? grad_predicted, "
+    "Tensor? grad_log_likelihood, Tensor observations, Tensor initial, Tensor transition, "
+    "Tensor emission, Tensor? lengths, Tensor filtered, Tensor predicted, Tensor log_likelihood) "
+    "-> (Tensor, Tensor, Tensor)"
+)
+
+
+def _triton(observations, initial, transition, emission, lengths):
+    from bwt.kernels.hmm_filter import hmm_filter_forward
+
+    return hmm_filter_forward(observations, initial, transition, emission, lengths)
+
+
+def _triton_backward(*arguments):
+    from bwt.kernels.hmm_filter import hmm_filter_backward
+
+    return hmm_filter_backward(*arguments)
+
+
+_library.library.impl(OP, _triton, "CUDA")
+_library.library.impl(f"{OP}_backward", _triton_backward, "CUDA")
+
+
+@torch.library.register_fake("bwt::hmm_filter")
+def _fake(observations, initial, transition, emission, lengths):
+    batch, steps = observations.shape
+    rows = (batch, steps, initial.shape[-1])
+    return initial.new_empty(rows), initial.new_empty(rows), initial.new_empty((batch,))
+
+
+@torch.library.register_fake("bwt::hmm_filter_backward")
+def _fake_backward(
+    grad_filtered,
+    grad_predicted,
+    grad_log_likelihood,
+    observations,
+    initial,
+    transition,
+    emission,
+    lengths,
+    filtered,
+    predicted,
+    log_likelihood,
+):
+    return tuple(x.new_empty(x.shape) for x in (initial, transition, emission))
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    ctx.save_for_backward(*inputs, *output)
+    # Absent gradients stay None: a zero would be as large as an output.
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx, grad_filtered, grad_predicted, grad_log_likelihood):
+    gradients = torch.ops.bwt.hmm_filter_backward(
+        grad_filtered, grad_predicted, grad_log_likelihood, *ctx.saved_tensors
+    )
+    return None, *gradients, None
+
+
+torch.library.register_autograd("bwt::hmm_filter", _backward, setup_context=_setup_context)

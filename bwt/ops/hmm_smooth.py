@@ -1,0 +1,69 @@
+"""Smoothing of hidden Markov models: the public op, on top of hmm_filter."""
+
+import torch
+from torch import Tensor
+
+from bwt.ops import _dispatch, _library
+from bwt.ops._hmm_filter_torch import hmm_smooth_torch
+from bwt.ops.hmm_filter import check_shapes, reference, run
+from bwt.reference.hmm_filter import HMMSmoothOutput
+from bwt.reference.hmm_filter import hmm_smooth as hmm_smooth_reference
+
+OP = "hmm_smooth"
+
+_dispatch.BACKENDS[OP] = ("native", "triton", "torch", "reference")
+
+
+def hmm_smooth(
+    observations: Tensor,
+    initial: Tensor,
+    transition: Tensor,
+    emission: Tensor,
+    *,
+    lengths: Tensor | None = None,
+    backend: str = "auto",
+) -> HMMSmoothOutput:
+    """State distributions given the whole sequence, p(z_t | y_1..T).
+
+    Arguments, limits and errors are those of hmm_filter. An impossible sequence has smoothed 0 at
+    all steps and log_likelihood -inf; steps beyond a sequence's length are 0. smoothed carries no
+    gradient; log_likelihood has that of hmm_filter.
+
+    Returns:
+        HMMSmoothOutput(smoothed [B, T, S], log_likelihood [B]).
+
+    >>> import torch
+    >>> stay, seen = torch.tensor([[0.9, 0.1], [0.1, 0.9]]), torch.tensor([[0.8, 0.2], [0.2, 0.8]])
+    >>> hmm_smooth(torch.tensor([[0, -1, 0]]), torch.tensor([0.5, 0.5]), stay, seen).smoothed[0]
+    tensor([[0.8999, 0.1001],
+            [0.8901, 0.1099],
+            [0.8999, 0.1001]])
+    """
+    arguments = (observations, initial, transition, emission)
+    check_shapes(OP, *arguments, lengths)
+    chosen = _dispatch.choose(OP, backend, observations.device)
+    lengths = None if lengths is None else lengths.long()
+    if chosen == "reference":
+        return reference(OP, hmm_smooth_reference, HMMSmoothOutput, arguments, lengths)
+    filtered, predicted, log_likelihood = run(OP, chosen, arguments, lengths)
+    saved = [x.detach() for x in (filtered, predicted, log_likelihood)]
+    if chosen == "native":
+        detached = [x.detach() for x in arguments]
+        smoothed = torch.ops.bwt.hmm_smooth(*detached, lengths, *saved)
+    else:
+        # A few products for each step: the filter decides the time.
+        smoothed = hmm_smooth_torch(transition.detach(), lengths, *saved)
+    return HMMSmoothOutput(smoothed, log_likelihood)
+
+
+_library.define(
+    "hmm_smooth(Tensor observations, Tensor initial, Tensor transition, Tensor emission, "
+    "Tensor? lengths, Tensor filtered, Tensor predicted, Tensor log_likelihood) -> Tensor"
+)
+
+
+@torch.library.register_fake("bwt::hmm_smooth")
+def _fake(
+    observations, initial, transition, emission, lengths, filtered, predicted, log_likelihood
+):
+    return filtered.new_empty(filtered.shape)

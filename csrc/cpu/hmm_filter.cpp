@@ -1,0 +1,257 @@
+// CPU implementation of bwt::hmm_filter: threads over sequences, SIMD over sequences or states.
+#include "hmm_filter.h"
+
+#include <torch/csrc/stable/library.h>
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include "cpu/tensors.h"
+
+#define BWT_SIMD_FILE "cpu/hmm_filter_simd.h"
+#include "cpu/foreach_simd.h"
+
+namespace bwt {
+namespace {
+
+// The batch is handed out in at most this many pieces, whatever the number of threads, so that sums
+// of gradients do not depend on it; in fewer if their sums would take too much memory.
+constexpr int64_t kGradientPieces = 64;
+constexpr int64_t kGradientBytes = 32 << 20;
+
+// The kernels of a number type behind one name each.
+template <class T>
+struct Kernels;
+
+template <>
+struct Kernels<float> {
+  static int64_t block(const HmmModel<float>& x) { return BWT_SIMD_CALL(hmm_block_f32, x); }
+  static int64_t scratch(const HmmForward<float>& x) {
+    return BWT_SIMD_CALL(hmm_forward_scratch_f32, x);
+  }
+  static int64_t scratch(const HmmBackward<float>& x) {
+    return BWT_SIMD_CALL(hmm_backward_scratch_f32, x);
+  }
+  static void run(const HmmForward<float>& x, int64_t begin, int64_t end, void* memory) {
+    BWT_SIMD_CALL(hmm_forward_f32, x, begin, end, memory);
+  }
+  static void run(const HmmBackward<float>& x, int64_t begin, int64_t end, int64_t pieces,
+                  const HmmSharedGradients* shared, void* memory) {
+    BWT_SIMD_CALL(hmm_backward_f32, x, begin, end, pieces, shared, memory);
+  }
+};
+
+template <>
+struct Kernels<double> {
+  static int64_t block(const HmmModel<double>& x) { return BWT_SIMD_CALL(hmm_block_f64, x); }
+  static int64_t scratch(const HmmForward<double>& x) {
+    return BWT_SIMD_CALL(hmm_forward_scratch_f64, x);
+  }
+  static int64_t scratch(const HmmBackward<double>& x) {
+    return BWT_SIMD_CALL(hmm_backward_scratch_f64, x);
+  }
+  static void run(const HmmForward<double>& x, int64_t begin, int64_t end, void* memory) {
+    BWT_SIMD_CALL(hmm_forward_f64, x, begin, end, memory);
+  }
+  static void run(const HmmBackward<double>& x, int64_t begin, int64_t end, int64_t pieces,
+                  const HmmSharedGradients* shared, void* memory) {
+    BWT_SIMD_CALL(hmm_backward_f64, x, begin, end, pieces, shared, memory);
+  }
+};
+
+// Tensors in the layout that the kernels take.
+struct Inputs {
+  Inputs(const Tensor& observations, const Tensor& initial, const Tensor& transition,
+         const Tensor& emission, const std::optional<Tensor>& lengths)
+      : observations(observations),
+        initial(torch::stable::contiguous(initial)),
+        transition(torch::stable::contiguous(transition)),
+        emission(torch::stable::contiguous(emission)) {
+    if (lengths) this->lengths = torch::stable::contiguous(*lengths);
+  }
+
+  template <class T>
+  HmmModel<T> model() const {
+    return {observations.size(0),
+            observations.size(1),
+            initial.size(initial.dim() - 1),
+            emission.size(emission.dim() - 1),
+            {observations.data_ptr(), observations.scalar_type() == ScalarType::Long,
+             observations.stride(0), observations.stride(1)},
+            lengths ? data<int64_t>(*lengths) : nullptr,
+            data<T>(initial),
+            data<T>(transition),
+            data<T>(emission),
+            initial.dim() == 2,
+            transition.dim() == 3,
+            emission.dim() == 3};
+  }
+
+  Tensor observations, initial, transition, emission;
+  std::optional<Tensor> lengths;
+};
+
+template <class T>
+int64_t block_count(const HmmModel<T>& model) {
+  const int64_t size = Kernels<T>::block(model);
+  return (model.batch + size - 1) / size;
+}
+
+template <class T>
+void forward(const Inputs& inputs, const Tensor& filtered, const Tensor& predicted,
+             const Tensor& log_likelihood) {
+  const HmmForward<T> arguments{inputs.model<T>(), mutable_data<T>(filtered),
+                                mutable_data<T>(predicted), mutable_data<T>(log_likelihood)};
+  const HmmModel<T>& m = arguments.model;
+  const int64_t work = (m.steps * (m.states + 4) + m.symbols) * m.states * Kernels<T>::block(m);
+  const int64_t grain = 1 + 32768 / (1 + work);
+  torch::stable::parallel_for(0, block_count(m), grain, [&](int64_t begin, int64_t end) {
+    std::vector<char> scratch(Kernels<T>::scratch(arguments));
+    Kernels<T>::run(arguments, begin, end, scratch.data());
+  });
+}
+
+std::tuple<Tensor, Tensor, Tensor> hmm_filter(const Tensor& observations, const Tensor& initial,
+                                              const Tensor& transition, const Tensor& emission,
+                                              const std::optional<Tensor>& lengths) {
+  const Inputs inputs(observations, initial, transition, emission, lengths);
+  const int64_t B = observations.size(0), T = observations.size(1);
+  const int64_t S = initial.size(initial.dim() - 1);
+  const Tensor filtered = torch::stable::new_empty(initial, {B, T, S});
+  const Tensor predicted = torch::stable::new_empty(initial, {B, T, S});
+  const Tensor log_likelihood = torch::stable::new_empty(initial, {B});
+  if (B > 0) {
+    auto run = initial.scalar_type() == ScalarType::Float ? forward<float> : forward<double>;
+    run(inputs, filtered, predicted, log_likelihood);
+  }
+  return {filtered, predicted, log_likelihood};
+}
+
+// The forward pass's outputs and what comes in for them.
+struct Saved {
+  Tensor filtered, predicted, log_likelihood;
+  std::optional<Tensor> grad_filtered, grad_predicted, grad_log_likelihood;
+
+  template <class T>
+  HmmBackward<T> arguments(const Inputs& inputs) const {
+    HmmBackward<T> a{};
+    a.model = inputs.model<T>();
+    a.filtered = data<T>(filtered);
+    a.predicted = data<T>(predicted);
+    a.log_likelihood = data<T>(log_likelihood);
+    a.grad_filtered = grad_filtered ? data<T>(*grad_filtered) : nullptr;
+    a.grad_predicted = grad_predicted ? data<T>(*grad_predicted) : nullptr;
+    a.grad_log_likelihood = grad_log_likelihood ? data<T>(*grad_log_likelihood) : nullptr;
+    return a;
+  }
+};
+
+std::optional<Tensor> dense(const std::optional<Tensor>& gradient) {
+  if (!gradient) return std::nullopt;
+  return torch::stable::contiguous(*gradient);
+}
+
+template <class T>
+void run_pieces(const HmmBackward<T>& arguments, const std::vector<HmmSharedGradients>& shared) {
+  const int64_t pieces = shared.size();
+  torch::stable::parallel_for(0, pieces, 1, [&](int64_t begin, int64_t end) {
+    std::vector<char> scratch(Kernels<T>::scratch(arguments));
+    Kernels<T>::run(arguments, begin, end, pieces, shared.data(), scratch.data());
+  });
+}
+
+struct Gradients {
+  Tensor initial, transition, emission;
+};
+
+// Sums of the pieces of one shared parameter.
+template <class T>
+void add_pieces(const std::vector<double>& sums, int64_t stride, const Tensor& total) {
+  T* to = mutable_data<T>(total);
+  for (int64_t i = 0; i < stride; ++i) {
+    double sum = 0;
+    for (size_t at = i; at < sums.size(); at += stride) sum += sums[at];
+    to[i] = static_cast<T>(sum);
+  }
+}
+
+template <class T>
+void backward(const Inputs& inputs, const Saved& saved, const Gradients& gradients) {
+  HmmBackward<T> a = saved.arguments<T>(inputs);
+  const HmmModel<T>& m = a.model;
+  if (m.own_initial) a.grad_initial = mutable_data<T>(gradients.initial);
+  if (m.own_transition) a.grad_transition = mutable_data<T>(gradients.transition);
+  if (m.own_emission) a.grad_emission = mutable_data<T>(gradients.emission);
+  const int64_t sizes[] = {m.own_initial ? 0 : m.states, m.own_transition ? 0 : m.states * m.states,
+                           m.own_emission ? 0 : m.states * m.symbols};
+  const int64_t bytes = (sizes[0] + sizes[1] + sizes[2]) * sizeof(double);
+  const int64_t fitting = std::clamp<int64_t>(kGradientBytes / (bytes + 1), 1, kGradientPieces);
+  const int64_t pieces = std::min(block_count(m), fitting);
+  std::vector<double> sums[3];
+  for (int i = 0; i < 3; ++i) sums[i].resize(pieces * sizes[i]);
+  std::vector<HmmSharedGradients> shared(pieces);
+  for (int64_t piece = 0; piece < pieces; ++piece) {
+    const auto at = [&](int i) { return sizes[i] ? sums[i].data() + piece * sizes[i] : nullptr; };
+    shared[piece] = {at(0), at(1), at(2)};
+  }
+  run_pieces(a, shared);
+  if (!m.own_initial) add_pieces<T>(sums[0], sizes[0], gradients.initial);
+  if (!m.own_transition) add_pieces<T>(sums[1], sizes[1], gradients.transition);
+  if (!m.own_emission) add_pieces<T>(sums[2], sizes[2], gradients.emission);
+}
+
+std::tuple<Tensor, Tensor, Tensor> hmm_filter_backward(
+    const std::optional<Tensor>& grad_filtered, const std::optional<Tensor>& grad_predicted,
+    const std::optional<Tensor>& grad_log_likelihood, const Tensor& observations,
+    const Tensor& initial, const Tensor& transition, const Tensor& emission,
+    const std::optional<Tensor>& lengths, const Tensor& filtered, const Tensor& predicted,
+    const Tensor& log_likelihood) {
+  const Gradients gradients{torch::stable::new_zeros(initial, initial.sizes()),
+                            torch::stable::new_zeros(transition, transition.sizes()),
+                            torch::stable::new_zeros(emission, emission.sizes())};
+  if (observations.numel() > 0) {
+    const Saved saved{torch::stable::contiguous(filtered),
+                      torch::stable::contiguous(predicted),
+                      torch::stable::contiguous(log_likelihood),
+                      dense(grad_filtered),
+                      dense(grad_predicted),
+                      dense(grad_log_likelihood)};
+    auto run = initial.scalar_type() == ScalarType::Float ? backward<float> : backward<double>;
+    run(Inputs(observations, initial, transition, emission, lengths), saved, gradients);
+  }
+  return {gradients.initial, gradients.transition, gradients.emission};
+}
+
+template <class T>
+void smooth(const Inputs& inputs, const Saved& saved, const Tensor& smoothed) {
+  HmmBackward<T> a = saved.arguments<T>(inputs);
+  a.smoothed = mutable_data<T>(smoothed);
+  run_pieces(a, std::vector<HmmSharedGradients>(std::min(block_count(a.model), kGradientPieces)));
+}
+
+Tensor hmm_smooth(const Tensor& observations, const Tensor& initial, const Tensor& transition,
+                  const Tensor& emission, const std::optional<Tensor>& lengths,
+                  const Tensor& filtered, const Tensor& predicted, const Tensor& log_likelihood) {
+  const Tensor smoothed = torch::stable::new_empty(filtered, filtered.sizes());
+  if (observations.numel() > 0) {
+    Saved saved;
+    saved.filtered = torch::stable::contiguous(filtered);
+    saved.predicted = torch::stable::contiguous(predicted);
+    saved.log_likelihood = torch::stable::contiguous(log_likelihood);
+    auto run = filtered.scalar_type() == ScalarType::Float ? smooth<float> : smooth<double>;
+    run(Inputs(observations, initial, transition, emission, lengths), saved, smoothed);
+  }
+  return smoothed;
+}
+
+}  // namespace
+}  // namespace bwt
+
+STABLE_TORCH_LIBRARY_IMPL(bwt, CPU, m) {
+  m.impl("hmm_filter", TORCH_BOX(&bwt::hmm_filter));
+  m.impl("hmm_filter_backward", TORCH_BOX(&bwt::hmm_filter_backward));
+  m.impl("hmm_smooth", TORCH_BOX(&bwt::hmm_smooth));
+}

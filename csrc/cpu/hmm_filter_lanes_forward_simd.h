@@ -1,0 +1,138 @@
+// The forward pass for few states: one sequence in each lane.
+
+namespace bwt {
+namespace BWT_SIMD {
+namespace {
+
+template <class T>
+struct LaneForwardScratch {
+  LaneForwardScratch(const HmmModel<T>& model, HmmArena& arena)
+      : chunk(chunk_steps(model, 2)),
+        parameters(model, chunk, arena),
+        filtered(arena.take<T>(chunk * model.states * kLanes<T>)),
+        predicted(arena.take<T>(chunk * model.states * kLanes<T>)),
+        staged(arena.take<T>(chunk * model.states * kLanes<T> + kLanes<T>)),
+        factors(arena.take<T>(chunk * kLanes<T>)),
+        wide_factors(arena.take<double>(chunk * kLanes<T>)) {}
+
+  int64_t chunk;
+  LaneParameters<T> parameters;
+  T* filtered;   // [step, S][lane]
+  T* predicted;  // [step, S][lane]
+  T* staged;     // [lane][step, S]
+  T* factors;    // [step][lane]: lifted c_t, or 1
+  double* wide_factors;
+};
+
+// What a block carries from step to step. Filtered probabilities are kept without their
+// normalisation, so that the division runs beside the product with the transition matrix.
+template <class T, int kStates>
+struct LaneState {
+  Vec<T> joint[kStates] = {};  // predicted * lifted emission
+  Vec<T> inverse = {};         // of their sum; 0 once the sequence has become impossible
+  Bits<T> impossible = {};
+};
+
+// `rows` are those of both outputs that the chunk will be written to. They are fetched into the
+// cache line by line beside the arithmetic, which is a long chain of dependent steps, whereas the
+// stores would have to wait for memory all at once.
+template <class T, int kStates>
+void forward_chunk(const LaneForwardScratch<T>& scratch, const LaneBlock<T>& block, bool ragged,
+                   int64_t begin, int64_t end, T* const* rows, LaneState<T, kStates>& carried) {
+  constexpr int n = kLanes<T>;
+  constexpr int kLineNumbers = 64 / sizeof(T);
+  constexpr int kFetches = (2 * n * kStates + kLineNumbers - 1) / kLineNumbers;
+  int64_t fetched = 0;
+  const LaneParameters<T> parameters = scratch.parameters;
+  LaneState<T, kStates> state = carried;
+  T* predicted = scratch.predicted;
+  T* filtered = scratch.filtered;
+  T* factors = scratch.factors;
+  for (int64_t t = begin; t < end; ++t, predicted += kStates * n, filtered += kStates * n) {
+    Vec<T> p[kStates];
+    if (t == 0) {
+#pragma GCC unroll 8
+      for (int j = 0; j < kStates; ++j) p[j] = load(parameters.initial + j * n);
+    } else {
+#pragma GCC unroll 8
+      for (int j = 0; j < kStates; ++j) {
+        p[j] = state.joint[0] * load(parameters.transition + j * n);
+#pragma GCC unroll 8
+        for (int i = 1; i < kStates; ++i) {
+          p[j] = state.joint[i] * load(parameters.transition + (i * kStates + j) * n) + p[j];
+        }
+        p[j] *= state.inverse;
+      }
+    }
+    Bits<T> active = ~Bits<T>{};
+    if (ragged) {
+      active = block.active(t);
+#pragma GCC unroll 8
+      for (int j = 0; j < kStates; ++j) p[j] = (Vec<T>)((Bits<T>)p[j] & active);
+    }
+    Vec<T> e[kStates];
+    parameters.template emissions<kStates>(t - begin, e);
+#pragma GCC unroll 8
+    for (int i = 0; i < kFetches; ++i, ++fetched) {
+      __builtin_prefetch(rows[fetched % (2 * n)] + fetched / (2 * n) * kLineNumbers, 1);
+    }
+    Vec<T> sum = {};
+#pragma GCC unroll 8
+    for (int j = 0; j < kStates; ++j) {
+      store(predicted + j * n, p[j]);
+      state.joint[j] = p[j] * e[j];
+      sum += state.joint[j];
+    }
+    const Bits<T> possible = sum >= std::numeric_limits<T>::min();
+    state.impossible |= active & ~possible;
+    const Vec<T> factor = possible ? sum : broadcast(T(1));
+    store(factors + (t - begin) * n, factor);
+    state.inverse = (Vec<T>)((Bits<T>)(T(1) / factor) & possible);
+#pragma GCC unroll 8
+    for (int j = 0; j < kStates; ++j) store(filtered + j * n, state.joint[j] * state.inverse);
+  }
+  carried = state;
+}
+
+template <class T, int kStates>
+void forward_block(const HmmForward<T>& a, int64_t number, LaneForwardScratch<T>& scratch) {
+  constexpr int n = kLanes<T>;
+  const HmmModel<T>& m = a.model;
+  LaneBlock<T> block(m, number);
+  const bool ragged = block.ragged(m.steps);
+  scratch.parameters.load_own(m, block);
+  LaneState<T, kStates> state;
+  LogProduct<T> likelihood;
+  T* rows[2 * n];
+  for (int64_t begin = 0; begin < m.steps; begin += scratch.chunk) {
+    const int64_t end = smaller(m.steps, begin + scratch.chunk);
+    const int64_t count = (end - begin) * kStates, size = m.steps * kStates;
+    scratch.parameters.find_rows(m, block, begin, end);
+    block.point(a.predicted, size, begin * kStates, rows);
+    block.point(a.filtered, size, begin * kStates, rows + n);
+    forward_chunk<T, kStates>(scratch, block, ragged, begin, end, rows, state);
+    likelihood.multiply(scratch.factors, end - begin, scratch.wide_factors);
+    stream_rows(scratch.predicted, count, block.lanes, scratch.staged, count, rows);
+    stream_rows(scratch.filtered, count, block.lanes, scratch.staged, count, rows + n);
+  }
+  for (int lane = 0; lane < block.lanes; ++lane) {
+    // Steps beyond the length have a factor of 1, which is not lifted.
+    const double log = likelihood.log(lane, block.length[lane]);
+    a.log_likelihood[block.first + lane] = block.wrong[lane] ? std::numeric_limits<T>::quiet_NaN()
+                                           : state.impossible[lane]
+                                               ? -std::numeric_limits<T>::infinity()
+                                               : T(log);
+  }
+}
+
+template <class T, int kStates>
+void forward_blocks(const HmmForward<T>& a, int64_t begin, int64_t end, void* memory) {
+  HmmArena arena(memory);
+  LaneForwardScratch<T> scratch(a.model, arena);
+  scratch.parameters.load_shared(a.model);
+  for (int64_t block = begin; block < end; ++block) forward_block<T, kStates>(a, block, scratch);
+}
+
+}  // namespace
+}  // namespace BWT_SIMD
+}  // namespace bwt

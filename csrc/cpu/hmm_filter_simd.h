@@ -1,0 +1,170 @@
+// Hidden Markov models (hmm_filter.h) for one instruction-set level. Included once per level by
+// foreach_simd.h; what it includes is per level, too. This file: what both layouts share.
+//
+// Up to kLaneStates states, a block is as many sequences as a vector has lanes and every number of
+// a sequence lies in its lane (hmm_filter_lanes_*); beyond, vectors hold states
+// (hmm_filter_states_*). In both, emissions are looked up in a table of rows [V + 1][padded S], of
+// which row 0 stands for a missing observation.
+#include "cpu/vector.h"
+
+namespace bwt {
+namespace BWT_SIMD {
+namespace {  // names of one kernel file must not meet those of another
+
+constexpr int kLaneStates = 8;
+
+// An integer as wide as T.
+template <class T>
+using Integer = decltype(Bits<T>{}[0] + 0);
+
+template <class T>
+int64_t padded_states(const HmmModel<T>& model) {
+  return round_up(model.states, kLanes<T>);
+}
+template <class T>
+int64_t table_size(const HmmModel<T>& model) {
+  return (model.symbols + 1) * padded_states(model);
+}
+
+// Shared gradients are summed in T at first, for at most so many steps.
+constexpr int64_t kStepsPerSum = 16384;
+
+inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+template <class T>
+[[gnu::always_inline]] inline bool any(Bits<T> mask) {
+  int64_t words[sizeof(mask) / sizeof(int64_t)];
+  __builtin_memcpy(words, &mask, sizeof mask);
+  int64_t all = 0;
+  for (int64_t word : words) all |= word;
+  return all != 0;
+}
+
+// Lanes of a sum of probabilities that is not 1. NaN is not, either.
+template <class T>
+[[gnu::always_inline]] inline Bits<T> wrong_sum(Vec<T> sum) {
+  const T tolerance = T(kHmmRowSumTolerance);
+  return ~((sum - T(1) <= tolerance) & (sum - T(1) >= -tolerance));
+}
+
+// Whether each of `rows` contiguous rows is a distribution.
+template <class T>
+bool are_distributions(const T* rows, int64_t count, int64_t length) {
+  constexpr int n = kLanes<T>;
+  for (const T* end = rows + count * length; rows < end; rows += length) {
+    Vec<T> sum{};
+    Bits<T> wrong{};
+    for (int64_t i = 0; i < length; i += n) {
+      const Vec<T> x = load_at_most(rows + i, length - i);
+      sum += x;
+      wrong |= ~(x >= T(0));
+    }
+    if (any<T>(wrong | wrong_sum<T>(sum_lanes<T>(sum)))) return false;
+  }
+  return true;
+}
+
+// Table rows of some observations of one sequence, as offsets: (y + 1) * unit + base. Returns false
+// if one is out of range; it counts as missing.
+template <class Id>
+bool table_offsets(const Id* ids, int64_t stride, int64_t count, int64_t symbols, int32_t unit,
+                   int32_t base, int32_t* offsets) {
+  const uint64_t limit = symbols;
+  uint64_t wrong = 0;
+  if (stride == 1) {  // a loop of its own, to be vectorised
+    for (int64_t t = 0; t < count; ++t) {
+      const uint64_t row = uint64_t(int64_t(ids[t])) + 1;
+      const bool outside = row > limit;
+      wrong |= outside;
+      offsets[t] = int32_t(outside ? 0 : row) * unit + base;
+    }
+    return !wrong;
+  }
+  for (int64_t t = 0; t < count; ++t) {
+    const uint64_t row = uint64_t(int64_t(ids[t * stride])) + 1;
+    const bool outside = row > limit;
+    wrong |= outside;
+    offsets[t] = int32_t(outside ? 0 : row) * unit + base;
+  }
+  return !wrong;
+}
+
+template <class T>
+bool table_offsets(const HmmModel<T>& model, int64_t sequence, int64_t step, int64_t count,
+                   int32_t base, int32_t* offsets) {
+  const HmmObservations& y = model.observations;
+  const int64_t at = sequence * y.batch_stride + step * y.time_stride;
+  const int32_t unit = int32_t(padded_states(model));
+  if (y.wide) {
+    return table_offsets(static_cast<const int64_t*>(y.data) + at, y.time_stride, count,
+                         model.symbols, unit, base, offsets);
+  }
+  return table_offsets(static_cast<const int32_t*>(y.data) + at, y.time_stride, count,
+                       model.symbols, unit, base, offsets);
+}
+
+// table[v + 1][s] = lifted emission[s][v]; zeros beyond S.
+template <class T>
+void fill_table(const HmmModel<T>& model, const T* emission, T* table) {
+  const int64_t padded = padded_states(model), S = model.states, V = model.symbols;
+  for (int64_t s = 0; s < padded; ++s) table[s] = s < S ? kHmmLift<T> : T(0);
+  for (int64_t s = 0; s < padded; ++s) {
+    T* column = table + padded + s;
+    for (int64_t v = 0; v < V; ++v) {
+      column[v * padded] = s < S ? emission[s * V + v] * kHmmLift<T> : T(0);
+    }
+  }
+}
+
+// gradient[s][v] (+)= table[v + 1][s]
+template <class T, class Out>
+void read_table(const HmmModel<T>& model, const T* table, Out* gradient, bool accumulate) {
+  const int64_t padded = padded_states(model), V = model.symbols;
+  for (int64_t s = 0; s < model.states; ++s) {
+    for (int64_t v = 0; v < V; ++v) {
+      const Out x = table[(v + 1) * padded + s];
+      gradient[s * V + v] = accumulate ? gradient[s * V + v] + x : x;
+    }
+  }
+}
+
+template <class T>
+void clear(T* numbers, int64_t count) {
+  if (count > 0) __builtin_memset(numbers, 0, count * sizeof(T));
+}
+
+// What a block reads of a sequence's length, and whether it can be right.
+template <class T>
+int64_t length_of(const HmmModel<T>& model, int64_t sequence, bool* wrong) {
+  if (model.lengths == nullptr) return model.steps;
+  const int64_t length = model.lengths[sequence];
+  if (length >= 0 && length <= model.steps) return length;
+  *wrong = true;
+  return 0;
+}
+
+template <class T>
+bool shared_parameters_are_wrong(const HmmModel<T>& m) {
+  const int64_t S = m.states;
+  return (!m.own_initial && !are_distributions(m.initial, 1, S)) ||
+         (!m.own_transition && !are_distributions(m.transition, S, S)) ||
+         (!m.own_emission && !are_distributions(m.emission, S, m.symbols));
+}
+
+constexpr double kLn2 = 0.69314718055994530942;
+
+}  // namespace
+}  // namespace BWT_SIMD
+}  // namespace bwt
+
+#include "cpu/hmm_filter_lanes_simd.h"
+// Comments keep the order: each file uses what is above it.
+#include "cpu/hmm_filter_lanes_forward_simd.h"
+// The same blocks of lanes.
+#include "cpu/hmm_filter_lanes_backward_simd.h"
+// The other layout.
+#include "cpu/hmm_filter_states_simd.h"
+// Its products serve the backward pass, too.
+#include "cpu/hmm_filter_states_backward_simd.h"
+// The choice between the layouts.
+#include "cpu/hmm_filter_entry_simd.h"
