@@ -15,7 +15,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class RunError(ValueError):
@@ -126,6 +126,19 @@ class RunDirectory:
         if not steps:
             raise RunError(f"{self.path} has no state to resume from")
         return steps[-1], read_tensors(self.state_path(steps[-1]), device)[0]
+
+    def fill(self, model: nn.Module, weights: dict[str, Tensor]) -> None:
+        try:
+            model.load_state_dict(weights)
+        except RuntimeError as error:
+            fault = str(error).splitlines()[-1].strip()
+            raise RunError(f"the weights of {self.path} do not fit its config: {fault}") from error
+
+    def read_config(self) -> dict[str, Any]:
+        config = read_json(self.path / "config.json")
+        if not isinstance(config, dict):
+            raise RunError(f"{self.path / 'config.json'} does not hold a configuration")
+        return config
 
     def append_metrics(self, row: dict[str, Any]) -> None:
         with open(self.path / "metrics.jsonl", "a") as file:

@@ -1,0 +1,423 @@
+"""Training: sample -> model -> loss -> step, on fresh data, measured against exact Bayes.
+
+`train(config, out)` starts a run, `resume(out)` continues one bit for bit.
+"""
+
+import math
+import signal
+import time
+from collections.abc import Callable
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bwt import distributed, env, evaluate, models, tasks
+from bwt.config import TrainConfig
+from bwt.optim import Optimizer
+from bwt.progress import Progress
+from bwt.rundir import RunDirectory, write_json
+from bwt.tasks import Batch, Task
+
+LOG_POINTS = 100  # lines of training loss in metrics.jsonl
+EVAL_SEED = 1_000_003  # apart from the seeds of training data
+EVAL_BATCH = 256
+
+
+@dataclass(frozen=True)
+class Result:
+    run: RunDirectory
+    step: int
+    evaluation: evaluate.Evaluation | None  # None if the run was interrupted
+    signal: int | None = None  # that interrupted it
+
+
+def build_model(config: TrainConfig, task: Task) -> nn.Module:
+    """With weights that follow from the seed alone."""
+    with torch.random.fork_rng():
+        torch.manual_seed(config.seed)
+        return models.build_for(task, config.model, **config.model_options)
+
+
+def load(path: str | Path, step: int | None = None, device: str = "cpu"):
+    """(task, model, config) of a run, with the weights of a step, by default the last one."""
+    run = RunDirectory.open(path)
+    config = TrainConfig.from_json(run.read_config())
+    task = tasks.get(config.task, **config.task_options)
+    model = build_model(config, task).to(device)
+    run.fill(model, run.load_weights(step, device))
+    return task, model.eval(), config
+
+
+def predictor(model: nn.Module) -> Callable[[Batch], Tensor]:
+    """A model as `evaluate` wants it: batch -> log-probabilities [B, P, O]."""
+
+    def predict(batch: Batch) -> Tensor:
+        with torch.inference_mode():
+            logits = model(batch.tokens, batch.features, batch.positions)
+            return logits.float().log_softmax(-1)
+
+    return predict
+
+
+def loss_of(logits: Tensor, batch: Batch, targets: str) -> Tensor:
+    """Mean cross-entropy in nats."""
+    wanted = batch.targets if targets == "sampled" else batch.posterior
+    return functional.cross_entropy(logits.flatten(0, 1).float(), wanted.flatten(0, 1))
+
+
+def lr_factor(step: int, config: TrainConfig) -> float:
+    """Of the step-th update (from 0): a linear rise, then a fall that would reach 0 just after the
+    last update."""
+    rise = max(1, round(config.warmup * config.steps))
+    if step < rise:
+        return (step + 1) / rise
+    if config.decay == "none":
+        return 1.0
+    left = (config.steps - step) / (config.steps - rise + 1)
+    return left if config.decay == "linear" else 0.5 - 0.5 * math.cos(math.pi * left)
+
+
+def log_spaced(last: int, count: int, first: int = 1) -> set[int]:
+    """About `count` steps from `first` to `last`, evenly on a log scale, both included."""
+    ratio = (last / first) ** (1 / max(1, count - 1))
+    return {min(last, round(first * ratio**i)) for i in range(count)} | {last}
+
+
+class Averaged:
+    """The weights that are evaluated: a mean over the last steps, or an exponential average; the
+    trained ones themselves before it starts and if neither is wanted."""
+
+    def __init__(self, parameters: list[Tensor], config: TrainConfig):
+        self.parameters, self.config = parameters, config
+        self.mean: list[Tensor] = []
+        self.count = 0
+        self.start = 0 if config.ema else math.floor(config.steps * (1 - config.average))
+        self.wanted = bool(config.ema or config.average)
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """After the step-th update (from 1)."""
+        if not self.wanted or step <= self.start:
+            return
+        if not self.mean:
+            self.mean = [p.detach().clone() for p in self.parameters]
+        self.count += 1
+        share = 1 / self.count
+        if self.config.ema:
+            # A short memory at first, or the initial weights would linger.
+            share = max(1 - self.config.ema, share)
+        torch._foreach_lerp_(self.mean, self.parameters, share)
+
+    @contextmanager
+    def swapped_in(self):
+        """The model has the averaged weights inside."""
+        if not self.mean:
+            yield
+            return
+        trained = [p.detach().clone() for p in self.parameters]
+        with torch.no_grad():
+            torch._foreach_copy_(self.parameters, self.mean)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                torch._foreach_copy_(self.parameters, trained)
+
+
+@contextmanager
+def catch_signals(caught: list[int]):
+    """Ctrl-C and SIGTERM are noted; the loop stops after its step. A second one stops at once."""
+
+    def note(number, frame) -> None:
+        caught.append(number)
+        signal.signal(number, before[number])
+
+    before = {}
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before[number] = signal.signal(number, note)
+    except ValueError:  # not in the main thread, where signals do not arrive anyway
+        yield
+        return
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@dataclass
+class Trainer:
+    config: TrainConfig
+    run: RunDirectory
+    device: torch.device
+    say: Callable[[str], None]
+    quiet: bool = False
+    step: int = 0
+    seconds: float = 0.0  # of training, without evaluations
+    loss_sum: Tensor = field(init=False)  # since the last log line
+    loss_count: int = 0
+
+    def __post_init__(self) -> None:
+        config = self.config
+        self.task = tasks.get(config.task, **config.task_options)
+        self.model = build_model(config, self.task).to(self.device)
+        self.parameters = list(self.model.parameters())
+        distributed.broadcast([p.detach() for p in self.parameters])
+        self.optimizer = Optimizer(
+            self.model,
+            name=config.optimizer,
+            lr=config.lr,
+            muon_lr=config.muon_lr,
+            betas=(config.beta1, config.beta2),
+            weight_decay=config.weight_decay,
+        )
+        self.averaged = Averaged(self.parameters, config)
+        self.generator = torch.Generator(self.device).manual_seed(config.seed)
+        self.loss_sum = torch.zeros((), device=self.device)
+        if config.compile != "off":
+            mode = "reduce-overhead" if config.compile == "graphs" else None
+            self.model.compile(mode=mode)
+
+    @property
+    def main(self) -> bool:
+        """One process writes and speaks."""
+        return distributed.rank() == 0
+
+    def sample(self) -> Batch:
+        config = self.config
+        batch = self.task.sample(
+            config.batch_size * distributed.world_size(),
+            generator=self.generator,
+            device=self.device,
+            posterior=config.targets == "posterior",
+        )
+        return batch._replace(
+            tokens=distributed.part(batch.tokens),
+            features=distributed.part(batch.features),
+            targets=distributed.part(batch.targets),
+            posterior=distributed.part(batch.posterior),
+        )
+
+    def update(self, stop: bool) -> bool:
+        """One step; whether any process wants to stop after it."""
+        batch = self.sample()
+        amp = torch.autocast(self.device.type, torch.bfloat16)
+        with amp if self.config.precision == "bf16" else nullcontext():
+            logits = self.model(batch.tokens, batch.features, batch.positions)
+        loss = loss_of(logits, batch, self.config.targets)
+        for p in self.parameters:
+            p.grad = None
+        loss.backward()
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        if distributed.world_size() > 1:
+            flags = (loss.detach().view(1), loss.new_full((1,), float(stop)))
+            loss, stops = distributed.reduce(gradients, *flags)
+            loss, stop = loss / distributed.world_size(), stops.item() > 0
+        if self.config.clip:
+            nn.utils.clip_grad_norm_(self.parameters, self.config.clip, foreach=True)
+        self.optimizer.step(lr_factor(self.step, self.config))
+        self.step += 1
+        self.averaged.update(self.step)
+        self.loss_sum += loss.detach()
+        self.loss_count += 1
+        return stop
+
+    def evaluate(self) -> evaluate.Evaluation:
+        self.model.eval()
+        with self.averaged.swapped_in():
+            found = evaluate.evaluate(
+                predictor(self.model),
+                self.task,
+                num_sequences=self.config.eval_sequences,
+                batch_size=min(EVAL_BATCH, self.config.eval_sequences),
+                seed=EVAL_SEED + self.config.seed,
+                device=self.device,
+            )
+        self.model.train()
+        return found
+
+    def exact_entropy(self) -> float:
+        """Mean bits of the exact posterior: what a perfect model's loss would be."""
+        generator = torch.Generator(self.device).manual_seed(EVAL_SEED + self.config.seed)
+        batch = self.task.sample(
+            self.config.eval_sequences, generator=generator, device=self.device
+        )
+        return torch.special.entr(batch.posterior.double()).sum(-1).mean().item() / math.log(2)
+
+    def save(self) -> None:
+        with self.averaged.swapped_in():
+            weights = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        names = list(weights)
+        trained = dict(zip(names, self.parameters, strict=True))
+        mean = dict(zip(names, self.averaged.mean, strict=False))
+        state = {
+            **{f"weights/{name}": p for name, p in trained.items()},
+            **{f"mean/{name}": p for name, p in mean.items()},
+            **{f"optimizer/{key}": value for key, value in self.optimizer.state().items()},
+            "generator": self.generator.get_state(),
+            "loss_sum": self.loss_sum,
+            "counts": torch.tensor([self.loss_count, self.averaged.count]),
+            "seconds": torch.tensor(self.seconds, dtype=torch.float64),
+        }
+        self.run.save(self.step, weights, state)
+
+    def restore(self) -> None:
+        self.step, state = self.run.load_state()
+        groups: dict[str, dict[str, Tensor]] = {"weights": {}, "mean": {}, "optimizer": {}}
+        for key, value in state.items():
+            group, _, name = key.partition("/")
+            if name:
+                groups[group][name] = value.to(self.device)
+        self.run.fill(self.model, groups["weights"])
+        self.averaged.mean = [
+            groups["mean"][name] for name, _ in self.model.named_parameters() if groups["mean"]
+        ]
+        self.optimizer.load(groups["optimizer"])
+        self.generator.set_state(state["generator"])
+        self.loss_sum = state["loss_sum"].to(self.device)
+        self.loss_count, self.averaged.count = state["counts"].tolist()
+        self.seconds = state["seconds"].item()
+
+    def log(self, exact: float, found: evaluate.Evaluation | None) -> None:
+        loss = self.loss_sum.item() / max(1, self.loss_count) / math.log(2)
+        row: dict[str, Any] = {
+            "step": self.step,
+            "seconds": round(self.seconds, 3),
+            "sequences": self.step * self.config.batch_size * distributed.world_size(),
+        }
+        if self.loss_count:
+            row |= {"loss": loss, "excess": loss - exact}
+        if found is not None:
+            row["evaluation"] = found.overall()
+        self.loss_sum.zero_()
+        self.loss_count = 0
+        self.run.append_metrics(row)
+
+    def loop(self, caught: list[int]) -> Result:
+        """Evaluates and saves at chosen steps, the last one included; between them, steps."""
+        config = self.config
+        evaluations = log_spaced(config.steps, config.evaluations, first=min(10, config.steps))
+        logs = log_spaced(config.steps, LOG_POINTS) | evaluations
+        exact = self.exact_entropy()
+        progress = Progress(config.steps, self.step, quiet=self.quiet or not self.main)
+        found, excess, stop = None, math.nan, False
+        tokens = config.batch_size * distributed.world_size() * self.task.seq_len
+        while self.step < config.steps and not stop:
+            start = time.perf_counter()
+            stop = self.update(bool(caught))
+            self.seconds += time.perf_counter() - start
+            if self.step in logs:
+                excess = self.loss_sum.item() / self.loss_count / math.log(2) - exact
+                found = self.checkpoint(progress, exact, self.step in evaluations)
+            if progress.due():
+                if self.loss_count:
+                    excess = self.loss_sum.item() / self.loss_count / math.log(2) - exact
+                progress.draw(self.step, f"excess {excess:.4f} bits", tokens)
+            stop = stop or (distributed.world_size() == 1 and bool(caught))
+        progress.clear()
+        if self.step < config.steps:
+            if self.main:
+                self.save()
+            distributed.wait()
+            return Result(self.run, self.step, None, caught[0] if caught else signal.SIGTERM)
+        return Result(self.run, self.step, self.finish(found))
+
+    def checkpoint(self, progress: Progress, exact: float, evaluating: bool):
+        found = None
+        if self.main:
+            found = self.evaluate() if evaluating else None
+            self.log(exact, found)
+            if evaluating:
+                self.save()
+                progress.clear()
+                self.say(_line(self.step, self.seconds, found))
+        else:
+            self.loss_sum.zero_()
+            self.loss_count = 0
+        if evaluating:
+            distributed.wait()
+        return found
+
+    def finish(self, found: evaluate.Evaluation | None) -> evaluate.Evaluation | None:
+        if not self.main:
+            return None
+        if found is None:  # resumed after its last step
+            found = self.evaluate()
+        write_json(self.run.path / "evaluation.json", found.to_json())
+        return found
+
+
+def _line(step: int, seconds: float, found: evaluate.Evaluation) -> str:
+    overall = found.overall()
+    return (
+        f"step {step:>7}  {seconds:7.1f} s  entropy_mae {overall['entropy_mae']:.5f}  "
+        f"kl {overall['kl']:.5f} bits"
+    )
+
+
+def _set_threads(config: TrainConfig) -> None:
+    if config.threads:
+        torch.set_num_threads(config.threads)
+
+
+def train(
+    config: TrainConfig,
+    out: str | Path,
+    *,
+    say: Callable[[str], None] = lambda text: None,
+    quiet: bool = False,
+) -> Result:
+    """Trains a new run in the directory `out`, which must not hold anything yet."""
+    _set_threads(config)
+    device = distributed.local_device(config.device)
+    with distributed.joined(device):
+        trainer_run = RunDirectory(out)
+        if distributed.rank() == 0:
+            trainer_run = RunDirectory.create(out)
+        distributed.wait()
+        trainer = Trainer(config, trainer_run, device, say, quiet)
+        if trainer.main:
+            say(statement(trainer.task, trainer.model))
+            write_json(trainer_run.path / "config.json", config.to_json())
+            write_json(trainer_run.path / "environment.json", env.collect())
+        return _run(trainer)
+
+
+def resume(
+    out: str | Path, *, say: Callable[[str], None] = lambda text: None, quiet: bool = False
+) -> Result:
+    """Continues a run from its last saved step, as if it had never stopped."""
+    run = RunDirectory.open(out)
+    config = TrainConfig.from_json(run.read_config())
+    _set_threads(config)
+    device = distributed.local_device(config.device)
+    with distributed.joined(device):
+        trainer = Trainer(config, run, device, say, quiet)
+        trainer.restore()
+        distributed.wait()
+        if trainer.main:
+            run.forget_after(trainer.step)
+            say(f"resuming {run.path} at step {trainer.step} of {config.steps}")
+        return _run(trainer)
+
+
+def _run(trainer: Trainer) -> Result:
+    caught: list[int] = []
+    with catch_signals(caught):
+        return trainer.loop(caught)
+
+
+def statement(task: Task, model: nn.Module) -> str:
+    """Why this model cannot have learned this task by heart."""
+    bits = 32 * model.num_parameters
+    return (
+        f"{task.describe()}\nThis model has {model.num_parameters:,} parameters: its weights hold "
+        f"{bits:,} = 2^{math.log2(bits):.1f} bits, the task has 2^{task.hypothesis_bits:.1f} "
+        "hypotheses."
+    )
