@@ -219,6 +219,7 @@ class Trainer:
             flags = (loss.detach().view(1), loss.new_full((1,), float(stop)))
             loss, stops = distributed.reduce(gradients, *flags)
             loss, stop = loss / distributed.world_size(), stops.item() > 0
+            # All processes stop after the same step, or one would wait for another for ever.
         if self.config.clip:
             nn.utils.clip_grad_norm_(self.parameters, self.config.clip, foreach=True)
         self.optimizer.step(lr_factor(self.step, self.config))
@@ -284,15 +285,19 @@ class Trainer:
         self.loss_count, self.averaged.count = state["counts"].tolist()
         self.seconds = state["seconds"].item()
 
+    def loss_bits(self) -> float:
+        """Mean training loss since the last log line."""
+        return self.loss_sum.item() / self.loss_count / math.log(2)
+
     def log(self, exact: float, found: evaluate.Evaluation | None) -> None:
-        loss = self.loss_sum.item() / max(1, self.loss_count) / math.log(2)
+        loss = self.loss_bits()
         row: dict[str, Any] = {
             "step": self.step,
             "seconds": round(self.seconds, 3),
             "sequences": self.step * self.config.batch_size * distributed.world_size(),
+            "loss": loss,
+            "excess": loss - exact,
         }
-        if self.loss_count:
-            row |= {"loss": loss, "excess": loss - exact}
         if found is not None:
             row["evaluation"] = found.overall()
         self.loss_sum.zero_()
@@ -306,20 +311,20 @@ class Trainer:
         logs = log_spaced(config.steps, LOG_POINTS) | evaluations
         exact = self.exact_entropy()
         progress = Progress(config.steps, self.step, quiet=self.quiet or not self.main)
-        found, excess, stop = None, math.nan, False
+        found, stop = None, False
         tokens = config.batch_size * distributed.world_size() * self.task.seq_len
+        start = time.perf_counter()
         while self.step < config.steps and not stop:
-            start = time.perf_counter()
             stop = self.update(bool(caught))
-            self.seconds += time.perf_counter() - start
             if self.step in logs:
-                excess = self.loss_sum.item() / self.loss_count / math.log(2) - exact
+                self.loss_sum.item()  # waits for the device
+                self.seconds += time.perf_counter() - start
                 found = self.checkpoint(progress, exact, self.step in evaluations)
-            if progress.due():
-                if self.loss_count:
-                    excess = self.loss_sum.item() / self.loss_count / math.log(2) - exact
+                start = time.perf_counter()
+            elif progress.due():
+                excess = self.loss_bits() - exact
                 progress.draw(self.step, f"excess {excess:.4f} bits", tokens)
-            stop = stop or (distributed.world_size() == 1 and bool(caught))
+        self.seconds += time.perf_counter() - start
         progress.clear()
         if self.step < config.steps:
             if self.main:

@@ -1,0 +1,162 @@
+"""What every wind tunnel has in common: options, batches, and how they are checked."""
+
+import abc
+import dataclasses
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Batch(NamedTuple):
+    """Sequences, what is asked about them, and the exact answer.
+
+    A model sees features (if any) at its first F positions and tokens at the L after them.
+    """
+
+    tokens: Tensor  # [B, L] int64
+    features: Tensor | None  # [B, F, W] float32
+    positions: Tensor  # [P] int64, of the F + L model positions: where an answer is asked for
+    targets: Tensor  # [B, P] int64, a draw from the posterior by construction
+    posterior: Tensor | None  # [B, P, O] float32, exact given what was shown up to the position
+
+
+def option(default: Any, help: str, *, minimum=None, maximum=None, choices=None):
+    """A field of a task: its metadata is the help of the command line and the check of the value.
+    minimum belongs to the range, maximum too."""
+    metadata = {"help": help, "minimum": minimum, "maximum": maximum, "choices": choices}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclasses.dataclass(frozen=True)
+class Task(abc.ABC):
+    """A family of sequences with a known posterior. The fields are the options of the family."""
+
+    name: ClassVar[str]
+    length_option: ClassVar[str]
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is None and field.default is None:
+                continue
+            _check_option(self.name, field, value)
+
+    @property
+    @abc.abstractmethod
+    def vocab_size(self) -> int: ...
+
+    @property
+    @abc.abstractmethod
+    def num_outcomes(self) -> int: ...
+
+    @property
+    def num_features(self) -> int:
+        """Leading continuous positions, F."""
+        return 0
+
+    @property
+    def feature_width(self) -> int:
+        """Width of a continuous position, W."""
+        return 0
+
+    @property
+    @abc.abstractmethod
+    def seq_len(self) -> int:
+        """F + L, the number of model positions."""
+
+    @property
+    @abc.abstractmethod
+    def positions(self) -> Tensor:
+        """[P] int64 on the CPU: the model positions whose output is supervised."""
+
+    @property
+    @abc.abstractmethod
+    def hypothesis_bits(self) -> float:
+        """log2 of the number of hypotheses, or of a lower bound where they are a continuum."""
+
+    @abc.abstractmethod
+    def describe(self) -> str:
+        """One paragraph: the hypothesis space, and why it cannot be memorised."""
+
+    @abc.abstractmethod
+    def _draw(self, batch_size: int, generator: torch.Generator, device: torch.device) -> Batch:
+        """A batch without its posterior."""
+
+    @abc.abstractmethod
+    def posterior(self, batch: Batch) -> Tensor:
+        """[B, P, O] float32, from what the batch shows alone; targets are not looked at, except
+        to complete arguments of an op that do not enter the result."""
+
+    def floors(self, batch: Batch) -> dict[str, Tensor]:
+        """Predictions [B, P, O] of predictors that lack one ability; the weakest come first."""
+        return {}
+
+    def sample(
+        self,
+        batch_size: int,
+        *,
+        generator: torch.Generator,
+        device: torch.device | str = "cpu",
+        posterior: bool = True,
+    ) -> Batch:
+        """Fresh sequences, drawn on the device (where the generator must live).
+
+        Args:
+            posterior: False leaves it out (None), which is cheaper when only targets are needed.
+        """
+        device = torch.device(device)
+        if generator.device.type != device.type:
+            raise ValueError(
+                f"{self.name}: the generator is on {generator.device} and the batch on {device}; "
+                f"make it by torch.Generator({str(device)!r})"
+            )
+        batch = self._draw(batch_size, generator, device)
+        return batch._replace(posterior=self.posterior(batch)) if posterior else batch
+
+    def with_length(self, length: int) -> "Task":
+        """The same task at another length, to see how a model generalises."""
+        return dataclasses.replace(self, **{self.length_option: length})
+
+    def options(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def _fail(self, message: str):
+        raise ValueError(f"task {self.name}: {message}")
+
+
+def _check_option(task: str, field: dataclasses.Field, value) -> None:
+    wanted = type(field.default) if field.default is not None else int
+    right = isinstance(value, (int, float) if wanted is float else wanted)
+    if not right or (isinstance(value, bool) and wanted is not bool):
+        raise ValueError(f"task {task}: {field.name} must be {wanted.__name__}, got {value!r}")
+    lowest, highest, choices = (field.metadata[key] for key in ("minimum", "maximum", "choices"))
+    if choices is not None and value not in choices:
+        raise ValueError(
+            f"task {task}: {field.name} must be one of {', '.join(choices)}, got {value!r}"
+        )
+    # A comparison with NaN is false, so these are written to fail on it.
+    if lowest is not None and not value >= lowest:
+        raise ValueError(f"task {task}: {field.name} must be at least {lowest}, got {value}")
+    if highest is not None and not value <= highest:
+        raise ValueError(f"task {task}: {field.name} must be at most {highest}, got {value}")
+
+
+def shuffled(batch_size: int, n: int, generator: torch.Generator, device: torch.device) -> Tensor:
+    """[B, n] independent uniform permutations of 0..n-1."""
+    # Random integers of 63 bits have no ties to speak of; float32 numbers would have a few.
+    order = torch.empty(batch_size, n, dtype=torch.int64, device=device)
+    return order.random_(generator=generator).argsort(-1)
+
+
+def uniform(*shape: int, generator: torch.Generator, device: torch.device) -> Tensor:
+    """Uniform on [0, 1) in float64: in float32 rounding could reach an outcome of probability 0."""
+    return torch.rand(shape, dtype=torch.float64, generator=generator, device=device)
+
+
+def memorisation(bits: float, unit: str) -> str:
+    """A statement that holds for small spaces too: the reader compares with the model's size."""
+    return (
+        f"To remember one bit about each {unit} takes 2^{bits - 5:.1f} float32 parameters: "
+        "a model with far fewer cannot know them beforehand, it has to infer from what it sees"
+    )

@@ -1,0 +1,144 @@
+"""Bijection elimination: a hidden permutation is revealed pair by pair."""
+
+import dataclasses
+import math
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from bwt import ops
+from bwt.tasks._base import Batch, Task, memorisation, option, shuffled, uniform
+
+MAX_NOISY_SYMBOLS = 24  # of ops.bijection_posterior
+
+
+@dataclasses.dataclass(frozen=True)
+class Bijection(Task):
+    """Tokens x1 y1 x2 y2 ... xK of a uniformly drawn bijection pi; keys are 0..V-1, values V..2V-1.
+
+    At x_t the value pi(x_t) is asked for, given the pairs before. With noise, a shown y_t is wrong
+    with probability `noise` (then uniform over the other values); the target stays the true value
+    pi(x_t), which is a draw from the posterior, while the token that follows is the noisy one.
+    """
+
+    name: ClassVar[str] = "bijection"
+    length_option: ClassVar[str] = "num_pairs"
+
+    num_symbols: int = option(20, "size V of the permuted set", minimum=2, maximum=4096)
+    num_pairs: int | None = option(
+        None, "pairs in a sequence (default: num_symbols - 1)", minimum=1
+    )
+    replacement: bool = option(False, "draw keys with replacement, so that they repeat")
+    noise: float = option(0.0, "probability that a shown value is wrong", minimum=0, maximum=1)
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.num_pairs is None:
+            object.__setattr__(self, "num_pairs", self.num_symbols - 1)
+        if self.num_pairs > self.num_symbols and not self.replacement:
+            self._fail(
+                f"{self.num_pairs} pairs need as many distinct keys and num_symbols is "
+                f"{self.num_symbols}; use fewer pairs or replacement"
+            )
+        if self.noise > 0 and self.num_symbols > MAX_NOISY_SYMBOLS:
+            self._fail(
+                f"with noise num_symbols must be at most {MAX_NOISY_SYMBOLS} (the exact posterior "
+                f"sums over subsets), got {self.num_symbols}"
+            )
+
+    @property
+    def vocab_size(self) -> int:
+        return 2 * self.num_symbols
+
+    @property
+    def num_outcomes(self) -> int:
+        return self.num_symbols
+
+    @property
+    def seq_len(self) -> int:
+        return 2 * self.num_pairs - 1
+
+    @property
+    def positions(self) -> Tensor:
+        return torch.arange(0, self.seq_len, 2)
+
+    @property
+    def hypothesis_bits(self) -> float:
+        return math.lgamma(self.num_symbols + 1) / math.log(2)
+
+    def describe(self) -> str:
+        return (
+            f"Each sequence draws one of {self.num_symbols}! = 2^{self.hypothesis_bits:.1f} "
+            f"bijections of {self.num_symbols} symbols. "
+            f"{memorisation(self.hypothesis_bits, 'bijection')}."
+        )
+
+    def _draw(self, batch_size: int, generator: torch.Generator, device: torch.device) -> Batch:
+        V, K = self.num_symbols, self.num_pairs
+        targets = shuffled(batch_size, V, generator, device)
+        if self.replacement:
+            keys = torch.randint(V, (batch_size, K), generator=generator, device=device)
+            targets = targets.gather(1, keys)
+        else:
+            # Distinct keys of a random bijection have distinct random values: no lookup is needed.
+            keys = shuffled(batch_size, V, generator, device)[:, :K]
+            targets = targets[:, :K]
+        shown = self._through_channel(targets, generator)
+        tokens = torch.stack((keys, shown + V), -1).view(batch_size, 2 * K)[:, :-1]
+        positions = self.positions.to(device)
+        return Batch(tokens, None, positions, targets, None)
+
+    def _through_channel(self, values: Tensor, generator: torch.Generator) -> Tensor:
+        if self.noise == 0:
+            return values
+        V, device = self.num_symbols, values.device
+        wrong = uniform(*values.shape, generator=generator, device=device) < self.noise
+        other = torch.randint(1, V, values.shape, generator=generator, device=device)
+        return torch.where(wrong, (values + other) % V, values)
+
+    def channel(self, device: torch.device | str = "cpu") -> Tensor | None:
+        """[V, V] p(shown | true), or None without noise."""
+        if self.noise == 0:
+            return None
+        V = self.num_symbols
+        channel = torch.full((V, V), self.noise / (V - 1), device=device)
+        return channel.fill_diagonal_(1 - self.noise)
+
+    def _pairs(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Keys and shown values [B, K]; the last value is not shown and enters no row."""
+        shown = batch.tokens[:, 1::2] - self.num_symbols
+        return batch.tokens[:, 0::2], torch.cat((shown, batch.targets[:, -1:]), 1)
+
+    def posterior(self, batch: Batch) -> Tensor:
+        keys, shown = self._pairs(batch)
+        channel = self.channel(keys.device)
+        return ops.bijection_posterior(
+            keys, shown, self.num_symbols, channel=channel
+        ).posterior.float()
+
+    def floors(self, batch: Batch) -> dict[str, Tensor]:
+        """Only repeated keys tell more than a uniform guess to one that lacks an ability:
+        `lookup` recalls what a key was shown with and does not eliminate the values of others;
+        `unbound` knows which keys and values were seen, not which belong together."""
+        if not self.replacement:
+            return {}
+        keys, shown = self._pairs(batch)
+        floors = {"lookup": self._lookup(keys, shown)}
+        if self.noise == 0:
+            floors = {"unbound": self._unbound(keys, shown)} | floors
+        return floors
+
+    def _lookup(self, keys: Tensor, shown: Tensor) -> Tensor:
+        channel = self.channel(keys.device)
+        likelihood = torch.eye(self.num_symbols, device=keys.device) if channel is None else channel
+        log_likelihood = likelihood.t().log()[shown]  # [B, K, V]
+        earlier = (keys[:, :, None] == keys[:, None, :]).tril(-1)[..., None]  # [B, K, K, 1]
+        return torch.where(earlier, log_likelihood[:, None], 0.0).sum(2).softmax(-1)
+
+    def _unbound(self, keys: Tensor, shown: Tensor) -> Tensor:
+        known = (keys[:, :, None] == keys[:, None, :]).tril(-1).any(-1, keepdim=True)
+        shown_here = torch.nn.functional.one_hot(shown, self.num_symbols)
+        seen = shown_here.cumsum(1) - shown_here > 0  # [B, K, V], before this step
+        possible = (seen == known).float()
+        return possible / possible.sum(-1, keepdim=True)

@@ -1,0 +1,140 @@
+"""Associative recall: stored pairs, some filler, then questions."""
+
+import dataclasses
+import math
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from bwt.tasks._base import Batch, Task, memorisation, option, shuffled, uniform
+
+PAD, STORE, FILLER, QUERY, SEPARATOR = range(5)
+NUM_SPECIALS = 5
+PAIR_LEN, QUERY_LEN = 4, 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Recall(Task):
+    """num_pairs times `STORE key SEPARATOR value`, filler, then for each question
+    `QUERY key PAD` with half as much filler between; the value is asked for at PAD.
+
+    Keys and values are drawn without replacement from disjoint vocabularies (specials 0..4, then
+    keys, then values); questions are about distinct stored keys, so the posterior is one-hot. With
+    probability `unseen` a question is about a key that was not stored: as keys have distinct
+    values, its posterior is uniform over the values that were not stored.
+
+    The paper's code has 64 pairs, 256 keys, 256 values, 3 queries and filler 32.
+    """
+
+    name: ClassVar[str] = "recall"
+    length_option: ClassVar[str] = "num_pairs"
+
+    num_pairs: int = option(16, "stored pairs", minimum=1)
+    num_keys: int = option(64, "size of the vocabulary of keys", minimum=1)
+    num_values: int = option(64, "size of the vocabulary of values", minimum=2)
+    num_queries: int = option(4, "questions in a sequence", minimum=1)
+    filler: int = option(8, "filler tokens before the questions; half as many between", minimum=0)
+    unseen: float = option(
+        0.0, "probability that a question is about a key not stored", minimum=0, maximum=1
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.num_queries > self.num_pairs:
+            self._fail(
+                f"num_queries must be at most num_pairs={self.num_pairs} (questions are about "
+                f"distinct stored keys), got {self.num_queries}"
+            )
+        for kind in ("num_keys", "num_values"):
+            if getattr(self, kind) < self._num_drawn:
+                extra = " plus num_queries (unseen > 0)" if self.unseen > 0 else ""
+                self._fail(
+                    f"{kind} must be at least num_pairs{extra} = {self._num_drawn}, "
+                    f"got {getattr(self, kind)}"
+                )
+
+    @property
+    def _num_drawn(self) -> int:
+        return self.num_pairs + (self.num_queries if self.unseen > 0 else 0)
+
+    @property
+    def vocab_size(self) -> int:
+        return NUM_SPECIALS + self.num_keys + self.num_values
+
+    @property
+    def num_outcomes(self) -> int:
+        return self.num_values
+
+    @property
+    def _first_query(self) -> int:
+        return PAIR_LEN * self.num_pairs + self.filler
+
+    @property
+    def _query_stride(self) -> int:
+        return QUERY_LEN + self.filler // 2
+
+    @property
+    def seq_len(self) -> int:
+        return self._first_query + self._query_stride * (self.num_queries - 1) + QUERY_LEN
+
+    @property
+    def positions(self) -> Tensor:
+        return self._first_query + 2 + self._query_stride * torch.arange(self.num_queries)
+
+    @property
+    def hypothesis_bits(self) -> float:
+        """Sets of num_pairs pairs with distinct keys and values."""
+        N = self.num_pairs
+        return math.log2(math.comb(self.num_keys, N)) + math.log2(math.perm(self.num_values, N))
+
+    def describe(self) -> str:
+        return (
+            f"Each sequence stores one of 2^{self.hypothesis_bits:.1f} sets of {self.num_pairs} "
+            f"pairs out of {self.num_keys} keys and {self.num_values} values. "
+            f"{memorisation(self.hypothesis_bits, 'set')}."
+        )
+
+    def _draw(self, batch_size: int, generator: torch.Generator, device: torch.device) -> Batch:
+        N, Q = self.num_pairs, self.num_queries
+        keys = shuffled(batch_size, self.num_keys, generator, device)[:, : self._num_drawn]
+        values = shuffled(batch_size, self.num_values, generator, device)[:, : self._num_drawn]
+        asked = shuffled(batch_size, N, generator, device)[:, :Q]
+        if self.unseen > 0:
+            unseen = uniform(batch_size, Q, generator=generator, device=device) < self.unseen
+            asked = torch.where(unseen, torch.arange(N, N + Q, device=device), asked)
+        tokens = torch.full((batch_size, self.seq_len), FILLER, device=device)
+        tokens[:, 0 : PAIR_LEN * N : PAIR_LEN] = STORE
+        tokens[:, 1 : PAIR_LEN * N : PAIR_LEN] = keys[:, :N] + NUM_SPECIALS
+        tokens[:, 2 : PAIR_LEN * N : PAIR_LEN] = SEPARATOR
+        tokens[:, 3 : PAIR_LEN * N : PAIR_LEN] = values[:, :N] + NUM_SPECIALS + self.num_keys
+        first, stride = self._first_query, self._query_stride
+        tokens[:, first::stride] = QUERY
+        tokens[:, first + 1 :: stride] = keys.gather(1, asked) + NUM_SPECIALS
+        tokens[:, first + 2 :: stride] = PAD
+        return Batch(tokens, None, self.positions.to(device), values.gather(1, asked), None)
+
+    def _read(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Which stored pair a question is about [B, Q, N] and the stored values one-hot
+        [B, N, num_values]."""
+        stored = batch.tokens[:, : PAIR_LEN * self.num_pairs]
+        keys, values = stored[:, 1::PAIR_LEN], stored[:, 3::PAIR_LEN]
+        asked = batch.tokens[:, batch.positions - 1]
+        values = values - NUM_SPECIALS - self.num_keys
+        one_hot = torch.nn.functional.one_hot(values, self.num_values).float()
+        return (asked[:, :, None] == keys[:, None, :]).float(), one_hot
+
+    def posterior(self, batch: Batch) -> Tensor:
+        match, values = self._read(batch)
+        return self._or_not_stored(match, values, match @ values)
+
+    def floors(self, batch: Batch) -> dict[str, Tensor]:
+        """`unbound` knows which keys and values were stored, not which belong together."""
+        match, values = self._read(batch)
+        stored = values.mean(1, keepdim=True).expand(-1, self.num_queries, -1)
+        return {"unbound": self._or_not_stored(match, values, stored)}
+
+    def _or_not_stored(self, match: Tensor, values: Tensor, if_stored: Tensor) -> Tensor:
+        absent = 1 - values.sum(1, keepdim=True)  # [B, 1, num_values]
+        if_not = absent / absent.sum(-1, keepdim=True).clamp_min(1)
+        return torch.where(match.any(-1, keepdim=True), if_stored, if_not)
