@@ -58,7 +58,9 @@ class TrainConfig:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("lr", "muon_lr", "clip", "weight_decay"):
             if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must be a number of at least 0, got {getattr(self, name)}")
+                raise ValueError(
+                    f"{name} must be a number of at least 0, got {getattr(self, name)}"
+                )
         for name in ("warmup", "average", "ema", "beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
@@ -78,7 +80,13 @@ class TrainConfig:
 
 # (preset, task) -> settings. Quick: seen to converge on 2 CPU cores. Paper: its sizes and optimizer.
 _PAPER = dict(
-    steps=100_000, batch_size=128, lr=3e-4, beta2=0.95, weight_decay=0.1, decay="cosine", average=0.0
+    steps=100_000,
+    batch_size=128,
+    lr=3e-4,
+    beta2=0.95,
+    weight_decay=0.1,
+    decay="cosine",
+    average=0.0,
 )
 _RECIPES: dict[tuple[str, str], dict[str, Any]] = {
     ("quick", "bijection"): dict(steps=20_000, batch_size=64, lr=1e-2),
@@ -100,11 +108,45 @@ _SIZES: dict[tuple[str, str], dict[str, Any]] = {
 }
 
 
-def preset(name: str, task: str) -> dict[str, Any]:
+def preset(name: str, task: str | None) -> dict[str, Any]:
     """Settings of the run."""
     return dict(_RECIPES.get((name, task), {}))
 
 
-def preset_model(name: str, task: str) -> dict[str, Any]:
+def preset_model(name: str, task: str | None) -> dict[str, Any]:
     """Options of the transformer, which the other models are matched to in parameters."""
     return dict(_SIZES.get((name, task), {}))
+
+
+def resolve(
+    task: str,
+    model: str,
+    preset_name: str,
+    *,
+    settings: dict[str, Any] | None = None,
+    task_options: dict[str, Any] | None = None,
+    model_options: dict[str, Any] | None = None,
+) -> TrainConfig:
+    """The configuration of a preset with some settings changed. A model other than the transformer
+    gets as many parameters as the preset's transformer has, unless its width is given."""
+    from bwt import models, tasks
+
+    options = dict(model_options or {})
+    built = tasks.get(task, **(task_options or {}))
+    sizes = preset_model(preset_name, task)
+    if model == "transformer":
+        options = {**sizes, **options}
+    else:
+        known = [field.name for field in dataclasses.fields(models.options_class(model))]
+        shared = {key: sizes[key] for key in ("norm", "logit_scale") if key in {*sizes} & {*known}}
+        options = {**shared, **options}
+        if "width" not in options:
+            target = models.build_for(built, "transformer", **sizes).num_parameters
+            options = models.match_parameters(model, built, target, **options)
+    return TrainConfig(
+        task=task,
+        model=model,
+        task_options=built.options(),
+        model_options=dataclasses.asdict(models.options_class(model)(**options)),
+        **{**preset(preset_name, task), **(settings or {})},
+    )

@@ -75,7 +75,9 @@ class Optimizer:
     ):
         named = dict(model.named_parameters())
         matrices = {
-            key: p for key, p in named.items() if name == "muon" and "blocks." in key and p.ndim == 2
+            key: p
+            for key, p in named.items()
+            if name == "muon" and "blocks." in key and p.ndim == 2
         }
         rest = [p for key, p in named.items() if key not in matrices]
         self.parts: list[torch.optim.Optimizer] = [
@@ -103,7 +105,9 @@ class Optimizer:
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         owners = {
-            self.names[id(p)]: (part, p) for part in self.parts for p in part.param_groups[0]["params"]
+            self.names[id(p)]: (part, p)
+            for part in self.parts
+            for p in part.param_groups[0]["params"]
         }
         for key, value in tensors.items():
             name, _, entry = key.rpartition(":")

@@ -1,8 +1,8 @@
 """The run directory: what a run leaves behind, written atomically, read without running code.
 
-    config.json  environment.json  metrics.jsonl  evaluation.json
-    checkpoints/step_00001000.safetensors         the weights that are evaluated
-    checkpoints/step_00001000.state.safetensors   what a resume needs; beside the last one only
+config.json  environment.json  metrics.jsonl  evaluation.json
+checkpoints/step_00001000.safetensors         the weights that are evaluated
+checkpoints/step_00001000.state.safetensors   what a resume needs; beside the last one only
 """
 
 import json

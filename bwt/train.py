@@ -3,6 +3,7 @@
 `train(config, out)` starts a run, `resume(out)` continues one bit for bit.
 """
 
+import json
 import math
 import signal
 import time
@@ -299,7 +300,7 @@ class Trainer:
             "excess": loss - exact,
         }
         if found is not None:
-            row["evaluation"] = found.overall()
+            row["evaluation"] = means(found)
         self.loss_sum.zero_()
         self.loss_count = 0
         self.run.append_metrics(row)
@@ -354,12 +355,16 @@ class Trainer:
             return None
         if found is None:  # resumed after its last step
             found = self.evaluate()
-        write_json(self.run.path / "evaluation.json", found.to_json())
+        write_json(self.run.path / "evaluation.json", json.loads(found.to_json()))
         return found
 
 
+def means(found: evaluate.Evaluation) -> dict[str, float]:
+    return {name: estimate.mean for name, estimate in found.model.overall.items()}
+
+
 def _line(step: int, seconds: float, found: evaluate.Evaluation) -> str:
-    overall = found.overall()
+    overall = means(found)
     return (
         f"step {step:>7}  {seconds:7.1f} s  entropy_mae {overall['entropy_mae']:.5f}  "
         f"kl {overall['kl']:.5f} bits"
