@@ -5,6 +5,7 @@ that a run sees the same data however many processes share it.
 """
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -35,14 +36,15 @@ def joined(device: torch.device) -> Iterator[None]:
 
 
 def local_device(name: str) -> torch.device:
-    if name not in ("auto", "cpu") and torch.device(name).type == "cuda":
-        if not torch.cuda.is_available():
-            raise ValueError(f"device {name}: torch sees no CUDA device on this machine")
+    """`auto` is a GPU if there is one; under torchrun `cuda` is this process's own."""
+    available = torch.cuda.is_available()
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda":
-        name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
-    return torch.device(name)
+        name = "cuda" if available else "cpu"
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise ValueError(f"device must be auto, cpu or cuda, got {name!r}")
+    if name != "cpu" and not available:
+        raise ValueError(f"device {name}: torch sees no CUDA device on this machine")
+    return torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if name == "cuda" else name)
 
 
 def broadcast(tensors: list[Tensor]) -> None:

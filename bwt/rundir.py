@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -55,9 +56,11 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
     write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata))
 
 
-def read_tensors(path: Path, device: str = "cpu") -> tuple[dict[str, Tensor], dict[str, str]]:
+def read_tensors(
+    path: Path, device: str | torch.device = "cpu"
+) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
-        with safe_open(path, "pt", device=device) as file:
+        with safe_open(path, "pt", device=str(device)) as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except FileNotFoundError as error:
         raise RunError(f"{path} does not exist") from error
@@ -111,7 +114,9 @@ class RunDirectory:
             if other != step:
                 self.state_path(other).unlink()
 
-    def load_weights(self, step: int | None = None, device: str = "cpu") -> dict[str, Tensor]:
+    def load_weights(
+        self, step: int | None = None, device: str | torch.device = "cpu"
+    ) -> dict[str, Tensor]:
         """Of a step, by default the last one."""
         steps = self.steps()
         if not steps:
@@ -120,12 +125,12 @@ class RunDirectory:
             raise RunError(f"{self.path} has no checkpoint of step {step}; it has {steps}")
         return read_tensors(self.weights_path(steps[-1] if step is None else step), device)[0]
 
-    def load_state(self, device: str = "cpu") -> tuple[int, dict[str, Tensor]]:
+    def load_state(self) -> tuple[int, dict[str, Tensor]]:
         """The last step a resume can start from, and its state."""
         steps = self._steps(r"step_(\d+)\.state\.safetensors")
         if not steps:
             raise RunError(f"{self.path} has no state to resume from")
-        return steps[-1], read_tensors(self.state_path(steps[-1]), device)[0]
+        return steps[-1], read_tensors(self.state_path(steps[-1]))[0]
 
     def fill(self, model: nn.Module, weights: dict[str, Tensor]) -> None:
         try:

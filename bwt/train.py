@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from bwt import distributed, env, evaluate, models, tasks
 from bwt.config import TrainConfig
+from bwt.evaluate import Evaluation
 from bwt.optim import Optimizer
 from bwt.progress import Progress
 from bwt.rundir import RunDirectory, write_json
@@ -33,7 +34,7 @@ EVAL_BATCH = 256
 class Result:
     run: RunDirectory
     step: int
-    evaluation: evaluate.Evaluation | None  # None if the run was interrupted
+    evaluation: Evaluation | None  # None if the run was interrupted
     signal: int | None = None  # that interrupted it
 
 
@@ -44,7 +45,7 @@ def build_model(config: TrainConfig, task: Task) -> nn.Module:
         return models.build_for(task, config.model, **config.model_options)
 
 
-def load(path: str | Path, step: int | None = None, device: str = "cpu"):
+def load(path: str | Path, step: int | None = None, device: str | torch.device = "cpu"):
     """(task, model, config) of a run, with the weights of a step, by default the last one."""
     run = RunDirectory.open(path)
     config = TrainConfig.from_json(run.read_config())
@@ -230,7 +231,7 @@ class Trainer:
         self.loss_count += 1
         return stop
 
-    def evaluate(self) -> evaluate.Evaluation:
+    def evaluate(self) -> Evaluation:
         self.model.eval()
         with self.averaged.swapped_in():
             found = evaluate.evaluate(
@@ -290,7 +291,7 @@ class Trainer:
         """Mean training loss since the last log line."""
         return self.loss_sum.item() / self.loss_count / math.log(2)
 
-    def log(self, exact: float, found: evaluate.Evaluation | None) -> None:
+    def log(self, exact: float, found: Evaluation | None) -> None:
         loss = self.loss_bits()
         row: dict[str, Any] = {
             "step": self.step,
@@ -350,7 +351,7 @@ class Trainer:
             distributed.wait()
         return found
 
-    def finish(self, found: evaluate.Evaluation | None) -> evaluate.Evaluation | None:
+    def finish(self, found: Evaluation | None) -> Evaluation | None:
         if not self.main:
             return None
         if found is None:  # resumed after its last step
@@ -359,11 +360,11 @@ class Trainer:
         return found
 
 
-def means(found: evaluate.Evaluation) -> dict[str, float]:
+def means(found: Evaluation) -> dict[str, float]:
     return {name: estimate.mean for name, estimate in found.model.overall.items()}
 
 
-def _line(step: int, seconds: float, found: evaluate.Evaluation) -> str:
+def _line(step: int, seconds: float, found: Evaluation) -> str:
     overall = means(found)
     return (
         f"step {step:>7}  {seconds:7.1f} s  entropy_mae {overall['entropy_mae']:.5f}  "
@@ -424,10 +425,12 @@ def _run(trainer: Trainer) -> Result:
 
 
 def statement(task: Task, model: nn.Module) -> str:
-    """Why this model cannot have learned this task by heart."""
+    """Whether this model could learn this task by heart."""
     bits = 32 * model.num_parameters
+    impossible = math.log2(bits) < task.hypothesis_bits
+    conclusion = "it cannot learn them by heart" if impossible else "IT MIGHT LEARN THEM BY HEART"
     return (
         f"{task.describe()}\nThis model has {model.num_parameters:,} parameters: its weights hold "
         f"{bits:,} = 2^{math.log2(bits):.1f} bits, the task has 2^{task.hypothesis_bits:.1f} "
-        "hypotheses."
+        f"hypotheses: {conclusion}."
     )

@@ -108,7 +108,7 @@ def test_help_has_every_option_of_task_and_model(task, model, capsys):
         main(["train", task, "--model", model, "--help"])
     assert caught.value.code == 0
     text = capsys.readouterr().out
-    for name in (*tasks.TASKS[task].__dataclass_fields__, "width", "targets", "ema"):
+    for name in (*tasks.TASKS[task]().options(), "width", "targets", "ema"):
         assert f"--{name.replace('_', '-')}" in text
 
 

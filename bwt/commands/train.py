@@ -51,7 +51,7 @@ def default_preset() -> str:
 
 
 def _peek(argv: Sequence[str], flag: str, choices: Sequence[str]) -> str | None:
-    for word, following in zip(argv, [*argv[1:], ""], strict=True):
+    for word, following in zip(argv, [*argv[1:], ""], strict=False):
         name, _, value = word.partition("=")
         if name == flag and (value or following) in choices:
             return value or following

@@ -103,7 +103,7 @@ def build_size(name: str, width: int, options: dict[str, Any]) -> int:
 
 
 def _largest(holds, start: int) -> int:
-    """The largest n >= start for which `holds`, given that it holds at the start and is monotone."""
+    """The largest n >= start for which `holds`: it holds at the start, and not from some n on."""
     high = start + 1
     while holds(high):
         high = start + 2 * (high - start)
