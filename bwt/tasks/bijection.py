@@ -76,18 +76,15 @@ class Bijection(Task):
 
     def _draw(self, batch_size: int, generator: torch.Generator, device: torch.device) -> Batch:
         V, K = self.num_symbols, self.num_pairs
-        targets = shuffled(batch_size, V, generator, device)
         if self.replacement:
             keys = torch.randint(V, (batch_size, K), generator=generator, device=device)
-            targets = targets.gather(1, keys)
+            targets = shuffled(batch_size, V, generator, device).gather(1, keys)
         else:
             # Distinct keys of a random bijection have distinct random values: no lookup is needed.
-            keys = shuffled(batch_size, V, generator, device)[:, :K]
-            targets = targets[:, :K]
+            keys, targets = shuffled(2 * batch_size, V, generator, device)[:, :K].chunk(2)
         shown = self._through_channel(targets, generator)
         tokens = torch.stack((keys, shown + V), -1).view(batch_size, 2 * K)[:, :-1]
-        positions = self.positions.to(device)
-        return Batch(tokens, None, positions, targets, None)
+        return Batch(tokens, None, self.positions.to(device), targets, None)
 
     def _through_channel(self, values: Tensor, generator: torch.Generator) -> Tensor:
         if self.noise == 0:
