@@ -18,9 +18,8 @@ def duration(seconds: float) -> str:
 class Progress:
     """Draws only where a person looks: not when stderr is a file or a pipe."""
 
-    def __init__(
-        self, total: int, done: int = 0, *, quiet: bool = False, file: TextIO = sys.stderr
-    ):
+    def __init__(self, total: int, done: int, *, quiet: bool, file: TextIO | None = None):
+        file = file or sys.stderr
         self.total, self.start_step, self.file = total, done, file
         self.shown = not quiet and file.isatty()
         self.start = self.drawn = time.monotonic()

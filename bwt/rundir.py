@@ -61,7 +61,7 @@ def read_tensors(
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         with safe_open(path, "pt", device=str(device)) as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError as error:
         raise RunError(f"{path} does not exist") from error
     except (OSError, SafetensorError) as error:
@@ -123,14 +123,14 @@ class RunDirectory:
             raise RunError(f"{self.path} has no checkpoint yet")
         if step is not None and step not in steps:
             raise RunError(f"{self.path} has no checkpoint of step {step}; it has {steps}")
-        return read_tensors(self.weights_path(steps[-1] if step is None else step), device)[0]
+        return read_tensors(self.weights_path(steps[-1] if step is None else step), device)
 
     def load_state(self) -> tuple[int, dict[str, Tensor]]:
         """The last step a resume can start from, and its state."""
         steps = self._steps(r"step_(\d+)\.state\.safetensors")
         if not steps:
             raise RunError(f"{self.path} has no state to resume from")
-        return steps[-1], read_tensors(self.state_path(steps[-1]))[0]
+        return steps[-1], read_tensors(self.state_path(steps[-1]))
 
     def fill(self, model: nn.Module, weights: dict[str, Tensor]) -> None:
         try:
