@@ -99,9 +99,15 @@ _RECIPES: dict[tuple[str, str], dict[str, Any]] = {
 _SIZES: dict[tuple[str, str], dict[str, Any]] = {
     ("quick", "bijection"): dict(layers=1, heads=1, width=64, norm="layer", logit_scale=8.0),
     ("quick", "hmm"): dict(
-        layers=4, heads=4, width=64, norm="layer", token_shift="block", positions="none"
+        layers=1,
+        loops=6,
+        heads=4,
+        width=64,
+        norm="layer",
+        token_shift="block",
+        positions="none",
     ),
-    ("quick", "recall"): dict(layers=2, heads=2, width=64, norm="layer", token_shift="input"),
+    ("quick", "recall"): dict(layers=2, heads=2, width=64, norm="layer", token_shift="block"),
     ("paper", "bijection"): dict(layers=6, heads=6, width=192, tied=True),
     ("paper", "hmm"): dict(layers=9, heads=8, width=256, norm="layer"),
     ("paper", "recall"): dict(layers=6, heads=6, width=192, tied=True),

@@ -56,9 +56,7 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
     write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata))
 
 
-def read_tensors(
-    path: Path, device: str | torch.device = "cpu"
-) -> tuple[dict[str, Tensor], dict[str, str]]:
+def read_tensors(path: Path, device: str | torch.device = "cpu") -> dict[str, Tensor]:
     try:
         with safe_open(path, "pt", device=str(device)) as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
