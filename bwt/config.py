@@ -28,7 +28,7 @@ class TrainConfig:
         "adamw", "muon: for the matrices in the blocks, adamw for the rest", ("adamw", "muon")
     )
     lr: float = option(1e-3, "peak learning rate of adamw")
-    muon_lr: float = option(0.02, "peak learning rate of muon")
+    muon_lr: float = option(0.01, "peak learning rate of muon")
     beta1: float = option(0.9, "adamw: memory of the gradient")
     beta2: float = option(0.99, "adamw: memory of its square")
     weight_decay: float = option(0.0, "adamw: decay of the weights")

@@ -119,6 +119,16 @@ def test_rotary_scores_depend_on_distance_only():
     assert scores[0].std() > 0.01
 
 
+def test_rms_norm_and_its_gradient():
+    norm = models.parts.RMSNorm(5).double()
+    torch.nn.init.normal_(norm.weight)
+    x = torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True)
+    want = x.detach().numpy()
+    want = want / np.sqrt((want**2).mean(-1, keepdims=True) + 1e-6) * norm.weight.detach().numpy()
+    assert np.abs(norm(x).detach().numpy() - want).max() < 1e-14
+    assert torch.autograd.gradcheck(lambda x, _: norm(x), (x, norm.weight))
+
+
 def test_shift():
     x, mix = torch.randn(2, 5, 3), torch.randn(3)
     got = shifted(x, mix)
