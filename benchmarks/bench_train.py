@@ -148,13 +148,15 @@ def plain_norm(norm: nn.Module, x: Tensor) -> Tensor:
 
 def eager_forward(model: nn.Module, batch: tasks.Batch, explicit: bool) -> Tensor:
     x = model.embed(batch.tokens, batch.features)
-    for block in list(model.blocks) * model.options.loops:
+    for block in model.blocks:
         y = plain_norm(block.norm_attn, x)
         if block.mix is not None:
             y = models.parts.shifted(y, block.mix)
         x = x + eager_attention(block, y, explicit)
         x = x + block.mlp(plain_norm(block.norm_mlp, x))
-    weight = model.embed.tokens[-model.head.outcomes :] if model.options.tied else model.head.weight
+    weight = model.head.weight
+    if weight is None:  # tied
+        weight = model.embed.tokens[-model.head.outcomes :]
     logits = functional.linear(plain_norm(model.head.norm, x), weight) * model.head.scale
     return logits[:, batch.positions]
 
@@ -191,12 +193,8 @@ def operations(case: Case, mode: str) -> float:
     """Of the matrix products, forward and twice that backward, as `bwt` needs them: the last
     block's output projection and MLP and the head run at supervised positions only."""
     task, shape = task_of(case), case.shape
-    T, P, C, L = (
-        shape["T"],
-        len(task.positions),
-        shape["width"],
-        shape["layers"] * shape.get("loops", 1),
-    )
+    T, P, C = shape["T"], len(task.positions), shape["width"]
+    L = shape["layers"]
     per_block_input, per_block_rest, attention = 3 * C * C, 9 * C * C, C * (T + 1)
     rows = L * T * (per_block_input + attention) + ((L - 1) * T + P) * per_block_rest
     return 3 * 2 * shape["batch"] * (rows + P * C * task.num_outcomes)

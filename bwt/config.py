@@ -90,7 +90,7 @@ _PAPER = dict(
 )
 _RECIPES: dict[tuple[str, str], dict[str, Any]] = {
     ("quick", "bijection"): dict(steps=10_000, batch_size=64, lr=1e-2, average=0.0),
-    ("quick", "hmm"): dict(steps=4_000, batch_size=128, lr=3e-3, optimizer="muon"),
+    ("quick", "hmm"): dict(steps=7_000, batch_size=64, lr=3e-3, optimizer="muon"),
     ("quick", "recall"): dict(steps=3_000, batch_size=64, lr=3e-3, optimizer="muon"),
     ("paper", "bijection"): _PAPER,
     ("paper", "hmm"): {**_PAPER, "batch_size": 64, "weight_decay": 0.01},
@@ -99,8 +99,7 @@ _RECIPES: dict[tuple[str, str], dict[str, Any]] = {
 _SIZES: dict[tuple[str, str], dict[str, Any]] = {
     ("quick", "bijection"): dict(layers=1, heads=1, width=64, norm="layer", logit_scale=8.0),
     ("quick", "hmm"): dict(
-        layers=1,
-        loops=6,
+        layers=4,
         heads=4,
         width=64,
         norm="layer",

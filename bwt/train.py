@@ -46,15 +46,12 @@ def build_model(config: TrainConfig, task: Task) -> nn.Module:
 
 
 def load(path: str | Path, step: int | None = None, device: str | torch.device = "cpu"):
-    """(task, model, config) of a run, with the weights of a step, by default the last one. A model
-    that runs its blocks several times comes unrolled, so that each pass can be looked into."""
+    """(task, model, config) of a run, with the weights of a step, by default the last one."""
     run = RunDirectory.open(path)
     config = TrainConfig.from_json(run.read_config())
     task = tasks.get(config.task, **config.task_options)
     model = build_model(config, task).to(device)
     run.fill(model, run.load_weights(step, device))
-    if hasattr(model, "unrolled"):
-        model = model.unrolled()
     return task, model.eval(), config
 
 

@@ -15,7 +15,6 @@ VARIANTS = {
     "rotary": ("transformer", dict(positions="rotary", norm="layer", heads=4)),
     "shift-input": ("transformer", dict(positions="none", token_shift="input", tied=True)),
     "shift-block": ("transformer", dict(token_shift="block", logit_scale=8.0, hidden=24)),
-    "loops": ("transformer", dict(loops=3, layers=1, token_shift="block")),
     "lstm": ("lstm", dict(layers=2, embed=12)),
     "prefix": ("mlp", {}),
     "position": ("mlp", dict(context="position", norm="layer")),
@@ -136,14 +135,6 @@ def test_shift():
     torch.testing.assert_close(got[:, 1:], x[:, 1:] + mix * x[:, :-1])
 
 
-def test_unrolled_is_the_same_function():
-    model, (tokens, features) = build("loops"), inputs()
-    unrolled = model.unrolled()
-    assert len(unrolled.blocks) == 3 and unrolled.num_parameters > 2 * model.num_parameters
-    assert torch.equal(unrolled(tokens, features), model(tokens, features))
-    assert unrolled.unrolled() is unrolled
-
-
 def test_tied_head_is_the_embedding_of_the_last_tokens():
     model, (tokens, features) = build("shift-input"), inputs()
     assert model.head.weight is None
@@ -185,7 +176,7 @@ def test_match_parameters(name, options, target):
         ("transformer", dict(norm="batch"), "norm must be one of rms, layer"),
         ("transformer", dict(positions="rotary", width=6, heads=2), "even width"),
         ("transformer", dict(layers=-1), "layers must not be negative"),
-        ("transformer", dict(loops=0), "loops must be at least 1"),
+        ("transformer", dict(layers=0), "at least one layer"),
         ("transformer", dict(tied=True), "a tied head needs a token per outcome"),
         ("lstm", dict(layers=0), "at least one layer"),
         ("mlp", dict(context="all"), "context must be one of"),

@@ -1,7 +1,6 @@
 """A pre-norm transformer whose attention can be looked into at no cost to those who do not."""
 
-from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -29,7 +28,6 @@ from bwt.taps import Tapped
 @dataclass(frozen=True)
 class Options:
     layers: int = option(2, "blocks")
-    loops: int = option(1, "times the stack of blocks is run, with the same weights")
     heads: int = option(2, "attention heads in each block")
     width: int = option(64, "of the residual stream, a multiple of heads")
     hidden: int = option(0, "units of each MLP; 0: 4 x width")
@@ -50,9 +48,9 @@ class Options:
 
     def __post_init__(self) -> None:
         check_choices(self)
-        if self.loops < 1:
-            raise ValueError(f"loops must be at least 1, got {self.loops}")
-        if self.heads < 1 or self.width < 1 or self.width % self.heads:
+        if min(self.layers, self.heads, self.width) < 1:
+            raise ValueError("a transformer needs at least one layer, one head and one channel")
+        if self.width % self.heads:
             raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
         if self.positions == "rotary" and self.width // self.heads % 2:
             raise ValueError("rotary positions need an even width of the heads")
@@ -118,7 +116,7 @@ class Block(Tapped):
 
     def __init__(self, options: Options):
         super().__init__()
-        gain = depth_gain(2 * options.layers * options.loops)
+        gain = depth_gain(2 * options.layers)
         self.norm_attn = NORMS[options.norm](options.width)
         self.attn = Attention(options, gain)
         self.norm_mlp = NORMS[options.norm](options.width)
@@ -135,14 +133,12 @@ class Block(Tapped):
 
 class Model(Base):
     """Nothing after the last block's attention is computed at positions not asked for; what is
-    captured there has P instead of T positions then. Of a block that runs several times the last
-    pass is captured; `unrolled` gives every pass a block of its own."""
+    captured there has P instead of T positions then."""
 
     taps = ("logits",)
 
     def __init__(self, shape: Shape, options: Options):
         super().__init__()
-        self.shape, self.options = shape, options
         self.embed = Embedding(
             shape,
             options.width,
@@ -158,20 +154,7 @@ class Model(Base):
         self, tokens: Tensor, features: Tensor | None = None, positions: Tensor | None = None
     ) -> Tensor:
         x = self.embed(tokens, features)
-        passes = [block for _ in range(self.options.loops) for block in self.blocks]
-        for block in passes[:-1]:
-            x = block(x)
-        x = passes[-1](x, positions) if passes else at(x, positions)
+        last = len(self.blocks) - 1
+        for index, block in enumerate(self.blocks):
+            x = block(x, positions if index == last else None)
         return self.tap("logits", self.head(x, self.embed))
-
-    def unrolled(self) -> "Model":
-        """The same function without loops: each pass is a block with a copy of the weights."""
-        if self.options.loops == 1:
-            return self
-        options = replace(self.options, layers=self.options.layers * self.options.loops, loops=1)
-        model = Model(self.shape, options).to(self.embed.tokens)
-        model.embed, model.head = deepcopy(self.embed), deepcopy(self.head)
-        model.blocks = nn.ModuleList(
-            deepcopy(block) for _ in range(self.options.loops) for block in self.blocks
-        )
-        return model.train(self.training)
