@@ -14,7 +14,10 @@ VARIANTS = {
     "transformer": ("transformer", {}),
     "rotary": ("transformer", dict(positions="rotary", norm="layer", heads=4)),
     "shift-input": ("transformer", dict(positions="none", token_shift="input", tied=True)),
-    "shift-block": ("transformer", dict(token_shift="block", logit_scale=8.0, hidden=24)),
+    "shift-block": (
+        "transformer",
+        dict(token_shift="block", shift_span=3, logit_scale=8.0, hidden=24),
+    ),
     "lstm": ("lstm", dict(layers=2, embed=12)),
     "prefix": ("mlp", {}),
     "position": ("mlp", dict(context="position", norm="layer")),
@@ -129,10 +132,11 @@ def test_rms_norm_and_its_gradient():
 
 
 def test_shift():
-    x, mix = torch.randn(2, 5, 3), torch.randn(3)
+    x, mix = torch.randn(2, 5, 3), torch.randn(2, 3)
     got = shifted(x, mix)
-    assert torch.equal(got[:, 0], x[:, 0])
-    torch.testing.assert_close(got[:, 1:], x[:, 1:] + mix * x[:, :-1])
+    for t in range(5):
+        want = x[:, t] + sum(mix[j - 1] * x[:, t - j] for j in (1, 2) if t >= j)
+        torch.testing.assert_close(got[:, t], want)
 
 
 def test_tied_head_is_the_embedding_of_the_last_tokens():
@@ -176,7 +180,7 @@ def test_match_parameters(name, options, target):
         ("transformer", dict(norm="batch"), "norm must be one of rms, layer"),
         ("transformer", dict(positions="rotary", width=6, heads=2), "even width"),
         ("transformer", dict(layers=-1), "layers must not be negative"),
-        ("transformer", dict(layers=0), "at least one layer"),
+        ("transformer", dict(layers=0), "must be at least 1"),
         ("transformer", dict(tied=True), "a tied head needs a token per outcome"),
         ("lstm", dict(layers=0), "at least one layer"),
         ("mlp", dict(context="all"), "context must be one of"),

@@ -93,21 +93,26 @@ def linear(inputs: int, outputs: int, *, bias: bool = True, gain: float = 1.0) -
 
 
 def shifted(x: Tensor, mix: Tensor) -> Tensor:
-    """x_t + mix * x_{t-1}, for x [B, T, C] and mix [C]."""
-    return x + functional.pad(x[:, :-1] * mix, (0, 0, 1, 0))
+    """x_t + sum_j mix_j * x_{t-j}, for x [B, T, C] and mix [span, C], j = 1 .. span."""
+    total = x
+    for j, share in enumerate(mix, 1):
+        total = total + functional.pad(x[:, :-j] * share, (0, 0, j, 0))
+    return total
 
 
-def shift_mix(width: int) -> nn.Parameter:
-    """From channels that see only their own position to channels that see both alike, so that the
-    order of the two can be told from the start."""
-    return nn.Parameter(torch.linspace(0, 1, width))
+def shift_mix(width: int, span: int) -> nn.Parameter:
+    """Each distance has its own pattern over channels, between 0 and 1, so that the order of the
+    positions can be told from the start."""
+    channels = torch.linspace(0, 1, width)
+    return nn.Parameter(torch.stack([(j * channels) % 1.0 for j in range(1, span + 1)]))
 
 
 class Embedding(nn.Module):
     """Features and tokens -> [B, F + L, width]. Each feature has a place of its own in the header,
-    told by a learned vector; tokens get learned positions if asked for."""
+    told by a learned vector; tokens get learned positions if asked for. shift: each position also
+    sees so many before it."""
 
-    def __init__(self, shape: Shape, width: int, *, positions: bool, shift: bool = False):
+    def __init__(self, shape: Shape, width: int, *, positions: bool, shift: int = 0):
         super().__init__()
         std = width**-0.5
         self.tokens = nn.Parameter(torch.randn(shape.vocab_size, width) * std)
@@ -117,7 +122,7 @@ class Embedding(nn.Module):
             self.slots = nn.Parameter(torch.randn(shape.num_features, width) * std)
         length = shape.seq_len - shape.num_features
         self.positions = nn.Parameter(torch.randn(length, width) * std) if positions else None
-        self.mix = shift_mix(width) if shift else None
+        self.mix = shift_mix(width, shift) if shift else None
 
     def forward(self, tokens: Tensor, features: Tensor | None) -> Tensor:
         x = functional.embedding(tokens, self.tokens)

@@ -37,10 +37,11 @@ class Options:
     )
     token_shift: str = option(
         "none",
-        "let each position see the one before it without attention: in the embedding, or in front "
-        "of each block's attention",
+        "let each position see those just before it without attention: in the embedding, or in "
+        "front of each block's attention",
         ("none", "input", "block"),
     )
+    shift_span: int = option(1, "how many positions back a token shift reaches")
     tied: bool = option(False, "share the head's weights with the token embedding")
     logit_scale: float = option(1.0, "factor on the logits")
 
@@ -48,8 +49,8 @@ class Options:
 
     def __post_init__(self) -> None:
         check_choices(self)
-        if min(self.layers, self.heads, self.width) < 1:
-            raise ValueError("a transformer needs at least one layer, one head and one channel")
+        if min(self.layers, self.heads, self.width, self.shift_span) < 1:
+            raise ValueError("layers, heads, width and shift_span must be at least 1")
         if self.width % self.heads:
             raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
         if self.positions == "rotary" and self.width // self.heads % 2:
@@ -121,7 +122,8 @@ class Block(Tapped):
         self.attn = Attention(options, gain)
         self.norm_mlp = NORMS[options.norm](options.width)
         self.mlp = MLP(options.width, options.second_size, gain)
-        self.mix = shift_mix(options.width) if options.token_shift == "block" else None
+        shift = options.token_shift == "block"
+        self.mix = shift_mix(options.width, options.shift_span) if shift else None
 
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
         y = self.norm_attn(x)
@@ -143,7 +145,7 @@ class Model(Base):
             shape,
             options.width,
             positions=options.positions == "learned",
-            shift=options.token_shift == "input",
+            shift=options.shift_span if options.token_shift == "input" else 0,
         )
         self.blocks = nn.ModuleList(Block(options) for _ in range(options.layers))
         self.head = Head(
