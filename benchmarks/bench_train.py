@@ -200,6 +200,20 @@ def operations(case: Case, mode: str) -> float:
     return 3 * 2 * shape["batch"] * (rows + P * C * task.num_outcomes)
 
 
+def rates(rows: list[dict]) -> str:
+    """Steps and tokens per second, and the peak of memory if it was measured."""
+    lines = []
+    for row in rows:
+        if row["bound"]:
+            continue
+        steps = 1 / common.per_unit(row)
+        tokens = steps * row["shape"]["batch"] * row["shape"]["T"]
+        peak = "" if row["peak_mb"] is None else f", peak {row['peak_mb']:.0f} MB"
+        where = f"{row['case']} {row['provider']}, {row['threads']} thread(s)"
+        lines.append(f"{where}: {steps:.3g} steps/s, {tokens:,.0f} tokens/s{peak}")
+    return "\n".join(lines)
+
+
 PROVIDERS = [
     Provider("bwt", of_bwt(), modes=(STEP,), backend="native"),
     Provider("bwt-captured", of_bwt(capture=True), modes=(STEP,), backend="native"),
@@ -217,6 +231,7 @@ BENCH = Bench(
     check=check,
     baseline="eager-sdpa",
     unit="step",
+    notes=rates,
     claims=(
         Claim("paper-bijection", slow="eager-sdpa", fast="bwt", at_least=1.5, mode=STEP),
         Claim("paper-bijection", slow="eager-weights", fast="bwt", at_least=1.5, mode=STEP),

@@ -144,11 +144,3 @@ def test_help(argv, capsys):
         main(argv)
     assert caught.value.code == 0
     assert "bwt" in capsys.readouterr().out
-
-
-def test_example_prints_exact_posteriors(capsys):
-    from bwt import example
-
-    example.main()
-    text = capsys.readouterr().out
-    assert "pi(0)      0.0    0.0    0.0    0.0  100.0    0.0   0.000 b" in text

@@ -16,7 +16,7 @@ VARIANTS = {
     "shift-input": ("transformer", dict(positions="none", token_shift="input", tied=True)),
     "shift-block": (
         "transformer",
-        dict(token_shift="block", shift_span=3, logit_scale=8.0, hidden=24),
+        dict(token_shift="block", shift_span=3, logit_scale=8.0),
     ),
     "lstm": ("lstm", dict(layers=2, embed=12)),
     "prefix": ("mlp", {}),

@@ -1,6 +1,7 @@
 """Training: learns, stops and resumes without a difference, in one process or two."""
 
 import dataclasses
+import io
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from safetensors.torch import load_file
 from bwt import models, rundir, tasks, train
 from bwt.config import TrainConfig, resolve
 from bwt.optim import Muon, orthogonalise
+from bwt.progress import Progress
 
 SMALL = TrainConfig(
     task="bijection",
@@ -213,6 +215,26 @@ def test_muon_step_is_the_same_for_matrices_worked_off_together():
         torch.testing.assert_close(together[i], stepped([i])[0])
         moved = (together[i] - start[i]).norm()
         assert 0.05 < moved < 0.4
+
+
+def test_progress_is_drawn_for_a_person_only():
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    for file, seen in ((Terminal(), True), (io.StringIO(), False)):
+        progress = Progress(200, 0, quiet=False, file=file)
+        progress.drawn -= 1
+        assert progress.due() == seen
+        if seen:
+            progress.draw(50, "excess 0.1 bits", tokens_per_step=10)
+            assert not progress.due()
+            text = file.getvalue()
+            assert "50/200  excess 0.1 bits" in text and "steps/s" in text and "left" in text
+            assert text.count("█") * 3 == text.count("░")
+        progress.clear()
+        assert (file.getvalue() == "") != seen
+    assert not Progress(200, 0, quiet=True, file=Terminal()).due()
 
 
 @pytest.mark.parametrize(
