@@ -5,6 +5,7 @@ Matrices of one shape are worked off together: for small models the calls cost m
 arithmetic.
 """
 
+import re
 from collections.abc import Iterable
 
 import torch

@@ -8,7 +8,7 @@ import math
 import signal
 import time
 from collections.abc import Callable
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from bwt.evaluate import Evaluation
 from bwt.optim import Optimizer
 from bwt.progress import Progress
 from bwt.rundir import RunDirectory, write_json
+from bwt.schedule import Averaged, catch_signals, log_spaced, lr_factor
 from bwt.tasks import Batch, Task
 
 LOG_POINTS = 100  # lines of training loss in metrics.jsonl
@@ -72,87 +73,6 @@ def loss_of(logits: Tensor, batch: Batch, targets: str) -> Tensor:
     return functional.cross_entropy(logits.flatten(0, 1).float(), wanted.flatten(0, 1))
 
 
-def lr_factor(step: int, config: TrainConfig) -> float:
-    """Of the step-th update (from 0): a linear rise, then a fall that would reach 0 just after the
-    last update."""
-    rise = max(1, round(config.warmup * config.steps))
-    if step < rise:
-        return (step + 1) / rise
-    if config.decay == "none":
-        return 1.0
-    left = (config.steps - step) / (config.steps - rise + 1)
-    return left if config.decay == "linear" else 0.5 - 0.5 * math.cos(math.pi * left)
-
-
-def log_spaced(last: int, count: int, first: int = 1) -> set[int]:
-    """About `count` steps from `first` to `last`, evenly on a log scale, both included."""
-    ratio = (last / first) ** (1 / max(1, count - 1))
-    return {min(last, round(first * ratio**i)) for i in range(count)} | {last}
-
-
-class Averaged:
-    """The weights that are evaluated: a mean over the last steps, or an exponential average; the
-    trained ones themselves before it starts and if neither is wanted."""
-
-    def __init__(self, parameters: list[Tensor], config: TrainConfig):
-        self.parameters, self.config = parameters, config
-        self.mean: list[Tensor] = []
-        self.count = 0
-        self.start = 0 if config.ema else math.floor(config.steps * (1 - config.average))
-        self.wanted = bool(config.ema or config.average)
-
-    @torch.no_grad()
-    def update(self, step: int) -> None:
-        """After the step-th update (from 1)."""
-        if not self.wanted or step <= self.start:
-            return
-        if not self.mean:
-            self.mean = [p.detach().clone() for p in self.parameters]
-        self.count += 1
-        share = 1 / self.count
-        if self.config.ema:
-            # A short memory at first, or the initial weights would linger.
-            share = max(1 - self.config.ema, share)
-        torch._foreach_lerp_(self.mean, self.parameters, share)
-
-    @contextmanager
-    def swapped_in(self):
-        """The model has the averaged weights inside."""
-        if not self.mean:
-            yield
-            return
-        trained = [p.detach().clone() for p in self.parameters]
-        with torch.no_grad():
-            torch._foreach_copy_(self.parameters, self.mean)
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                torch._foreach_copy_(self.parameters, trained)
-
-
-@contextmanager
-def catch_signals(caught: list[int]):
-    """Ctrl-C and SIGTERM are noted; the loop stops after its step. A second one stops at once."""
-
-    def note(number, frame) -> None:
-        caught.append(number)
-        signal.signal(number, before[number])
-
-    before = {}
-    try:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            before[number] = signal.signal(number, note)
-    except ValueError:  # not in the main thread, where signals do not arrive anyway
-        yield
-        return
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 @dataclass
 class Trainer:
     config: TrainConfig
@@ -186,6 +106,11 @@ class Trainer:
             mode = "reduce-overhead" if config.compile == "graphs" else None
             self.model.compile(mode=mode)
 
+    def autocast(self):
+        if self.config.precision == "fp32":
+            return nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16)
+
     @property
     def main(self) -> bool:
         """One process writes and speaks."""
@@ -209,8 +134,7 @@ class Trainer:
     def update(self, stop: bool) -> bool:
         """One step; whether any process wants to stop after it."""
         batch = self.sample()
-        amp = torch.autocast(self.device.type, torch.bfloat16)
-        with amp if self.config.precision == "bf16" else nullcontext():
+        with self.autocast():
             logits = self.model(batch.tokens, batch.features, batch.positions)
         loss = loss_of(logits, batch, self.config.targets)
         for p in self.parameters:
@@ -220,8 +144,8 @@ class Trainer:
         if distributed.world_size() > 1:
             flags = (loss.detach().view(1), loss.new_full((1,), float(stop)))
             loss, stops = distributed.reduce(gradients, *flags)
-            loss, stop = loss / distributed.world_size(), stops.item() > 0
             # All processes stop after the same step, or one would wait for another for ever.
+            loss, stop = loss / distributed.world_size(), stops.item() > 0
         if self.config.clip:
             nn.utils.clip_grad_norm_(self.parameters, self.config.clip, foreach=True)
         self.optimizer.step(lr_factor(self.step, self.config))
@@ -248,9 +172,8 @@ class Trainer:
     def exact_entropy(self) -> float:
         """Mean bits of the exact posterior: what a perfect model's loss would be."""
         generator = torch.Generator(self.device).manual_seed(EVAL_SEED + self.config.seed)
-        batch = self.task.sample(
-            self.config.eval_sequences, generator=generator, device=self.device
-        )
+        size = min(EVAL_BATCH, self.config.eval_sequences)
+        batch = self.task.sample(size, generator=generator, device=self.device)
         return torch.special.entr(batch.posterior.double()).sum(-1).mean().item() / math.log(2)
 
     def save(self) -> None:

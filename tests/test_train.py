@@ -15,8 +15,9 @@ from safetensors.torch import load_file
 
 from bwt import models, rundir, tasks, train
 from bwt.config import TrainConfig, resolve
-from bwt.optim import Muon, orthogonalise
+from bwt.optim import Muon, Optimizer, orthogonalise
 from bwt.progress import Progress
+from bwt.schedule import log_spaced, lr_factor
 
 SMALL = TrainConfig(
     task="bijection",
@@ -176,27 +177,41 @@ def test_two_processes_equal_one_with_twice_the_batch(tmp_path):
 
 def test_schedule():
     config = dataclasses.replace(SMALL, steps=100, warmup=0.1)
-    factors = [train.lr_factor(step, config) for step in range(100)]
+    factors = [lr_factor(step, config) for step in range(100)]
     assert factors[0] == 0.1 and factors[9] == 1.0 and max(factors) == 1.0
     assert all(a > b for a, b in zip(factors[9:], factors[10:], strict=False))
     assert 0 < factors[-1] < 0.02
     cosine = dataclasses.replace(config, decay="cosine")
-    assert 0 < train.lr_factor(99, cosine) < 0.001
-    assert train.lr_factor(99, dataclasses.replace(config, decay="none")) == 1.0
+    assert 0 < lr_factor(99, cosine) < 0.001
+    assert lr_factor(99, dataclasses.replace(config, decay="none")) == 1.0
 
 
 def test_log_spaced():
-    steps = sorted(train.log_spaced(10_000, 10, first=10))
+    steps = sorted(log_spaced(10_000, 10, first=10))
     assert steps[0] == 10 and steps[-1] == 10_000 and 8 <= len(steps) <= 11
     ratios = [b / a for a, b in zip(steps, steps[1:], strict=False)]
     assert max(ratios) / min(ratios) < 1.2
-    assert train.log_spaced(3, 100) == {1, 2, 3}
+    assert log_spaced(3, 100) == {1, 2, 3}
 
 
 def test_orthogonalise():
     for shape in [(2, 8, 8), (3, 16, 4), (1, 4, 16)]:
         values = torch.linalg.svdvals(orthogonalise(torch.randn(shape)))
         assert values.min() > 0.3 and values.max() < 1.3
+
+
+def test_muon_gets_the_matrices_of_the_blocks_and_nothing_else():
+    options = dict(token_shift="block", norm="rms", width=16, layers=1)
+    model = models.build_for(tasks.get("bijection"), "transformer", **options)
+    rates = dict(lr=0.1, muon_lr=0.1, betas=(0.9, 0.99), weight_decay=0.0)
+    optimizer = Optimizer(model, name="muon", **rates)
+    adamw, muon = (part.param_groups[0]["params"] for part in optimizer.parts)
+    names = {optimizer.names[id(p)] for p in muon}
+    assert names == {
+        f"blocks.0.{name}.weight" for name in ("attn.qkv", "attn.proj", "mlp.up", "mlp.down")
+    }
+    assert len(adamw) + len(muon) == len(list(model.parameters()))
+    assert len(Optimizer(model, name="adamw", **rates).parts) == 1
 
 
 def test_muon_step_is_the_same_for_matrices_worked_off_together():
