@@ -78,7 +78,7 @@ class Optimizer:
         matrices = {
             key: p
             for key, p in named.items()
-            if name == "muon" and "blocks." in key and p.ndim == 2
+            if name == "muon" and re.fullmatch(r"blocks\..*\.weight", key) and p.ndim == 2
         }
         rest = [p for key, p in named.items() if key not in matrices]
         self.parts: list[torch.optim.Optimizer] = [
