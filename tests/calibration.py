@@ -15,7 +15,7 @@ def p_value(posterior, targets) -> float:
     (hits - sum p)^2 / sum p (1 - p) is about chi-square with one degree of freedom, and sequences
     are independent. Outcomes of probability 0 must not occur, those of probability 1 must.
     """
-    posterior, targets = np.asarray(posterior, np.float64), np.asarray(targets)
+    posterior, targets = posterior.double().numpy(), targets.numpy()
     hit = np.arange(posterior.shape[-1]) == targets[..., None]
     assert not hit[posterior == 0].any() and hit[posterior == 1].all()
     p_values = []
