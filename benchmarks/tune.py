@@ -99,8 +99,8 @@ def tune_entry(key, arch, report):
 
 
 def format_config(config) -> str:
-    tiles = ", ".join(f"{name}={size}" for name, size in config.tiles.items())
-    return f"C({config.warps}, {config.stages}, {tiles})"
+    tiles = (f", {name}={size}" for name, size in config.tiles.items())
+    return f"C({config.warps}, {config.stages}{''.join(tiles)})"
 
 
 def format_table(table) -> str:
@@ -129,7 +129,7 @@ def replace_table(source: str, table) -> str:
 
 def main(arguments=None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--op", default="attention")
+    parser.add_argument("--op", choices=["attention"], default="attention")
     parser.add_argument("--kernel", nargs="+", help="as in the table; all if not given")
     parser.add_argument("--dtype", nargs="+", choices=["fp16", "tf32", "fp32"])
     parser.add_argument("--head", nargs="+", type=int)

@@ -48,7 +48,8 @@ def C(warps: int, stages: int, **tiles: int) -> Config:
     return Config(tiles, warps, stages)
 
 
-# (op, kernel, dtype, head size, architecture or "any") -> configs, smallest tile first.
+# (op, kernel, dtype, size, architecture or "any") -> configs, smallest tile first. The size is that
+# of a head in attention, and of the states, as a power of two, in hmm_filter.
 # bf16 is served by the entries of fp16. tf32 is float32 on tensor cores, fp32 is exact float32.
 TABLE: Table = {
     ("attention", "short_forward", "fp16", 16, "any"): (
@@ -305,21 +306,78 @@ TABLE: Table = {
     ("attention", "stream_queries", "fp32", 32, "any"): (C(4, 1, BT=32, BS=32),),
     ("attention", "stream_queries", "fp32", 64, "any"): (C(4, 1, BT=32, BS=32),),
     ("attention", "stream_queries", "fp32", 128, "any"): (C(8, 1, BT=16, BS=16),),
+    ("hmm_filter", "dot_backward", "fp32", 32, "any"): (C(4, 1, BB=16, BK=16),),
+    ("hmm_filter", "dot_backward", "fp32", 64, "any"): (C(8, 1, BB=16, BK=16),),
+    ("hmm_filter", "dot_backward", "fp32", 64, "sm_100"): (C(4, 1, BB=16, BK=16),),
+    ("hmm_filter", "dot_backward", "fp32", 128, "any"): (C(8, 1, BB=16, BK=16),),
+    ("hmm_filter", "dot_backward", "fp64", 32, "any"): (C(8, 1, BB=16, BK=16),),
+    ("hmm_filter", "dot_backward", "fp64", 32, "sm_90"): (C(4, 1, BB=16, BK=16),),
+    ("hmm_filter", "dot_backward", "fp64", 64, "any"): (C(8, 1, BB=16, BK=16),),
+    ("hmm_filter", "dot_backward", "fp64", 128, "any"): (C(8, 1, BB=16, BK=16),),
+    ("hmm_filter", "dot_backward", "fp64", 128, "sm_100"): (C(8, 1, BB=8, BK=16),),
+    ("hmm_filter", "dot_forward", "fp32", 32, "any"): (C(4, 1, BB=16, BK=16),),
+    ("hmm_filter", "dot_forward", "fp32", 64, "any"): (C(8, 1, BB=16, BK=16),),
+    ("hmm_filter", "dot_forward", "fp32", 64, "sm_100"): (C(4, 1, BB=16, BK=16),),
+    ("hmm_filter", "dot_forward", "fp32", 128, "any"): (C(8, 1, BB=16, BK=16),),
+    ("hmm_filter", "dot_forward", "fp64", 32, "any"): (C(8, 1, BB=16, BK=16),),
+    ("hmm_filter", "dot_forward", "fp64", 32, "sm_90"): (C(4, 1, BB=16, BK=16),),
+    ("hmm_filter", "dot_forward", "fp64", 64, "any"): (C(8, 1, BB=16, BK=16),),
+    ("hmm_filter", "dot_forward", "fp64", 128, "any"): (C(8, 1, BB=16, BK=16),),
+    ("hmm_filter", "dot_forward", "fp64", 128, "sm_100"): (C(8, 1, BB=8, BK=16),),
+    ("hmm_filter", "ends", "fp32", 4, "any"): (C(1, 1),),
+    ("hmm_filter", "ends", "fp32", 8, "any"): (C(1, 1),),
+    ("hmm_filter", "ends", "fp32", 16, "any"): (C(1, 1),),
+    ("hmm_filter", "ends", "fp64", 4, "any"): (C(1, 1),),
+    ("hmm_filter", "ends", "fp64", 8, "any"): (C(1, 1),),
+    ("hmm_filter", "ends", "fp64", 16, "any"): (C(1, 1),),
+    ("hmm_filter", "rows_backward", "fp32", 4, "any"): (C(1, 1, BB=8, BK=16),),
+    ("hmm_filter", "rows_backward", "fp32", 8, "any"): (C(1, 1, BB=4, BK=16),),
+    ("hmm_filter", "rows_backward", "fp32", 16, "any"): (C(1, 1, BB=2, BK=16),),
+    ("hmm_filter", "rows_backward", "fp32", 32, "any"): (C(1, 1, BB=1, BK=16),),
+    ("hmm_filter", "rows_backward", "fp32", 64, "any"): (C(4, 1, BB=1, BK=16),),
+    ("hmm_filter", "rows_backward", "fp32", 128, "any"): (C(8, 1, BB=1, BK=16),),
+    ("hmm_filter", "rows_backward", "fp64", 4, "any"): (C(1, 1, BB=8, BK=16),),
+    ("hmm_filter", "rows_backward", "fp64", 8, "any"): (C(1, 1, BB=4, BK=16),),
+    ("hmm_filter", "rows_backward", "fp64", 16, "any"): (C(1, 1, BB=2, BK=16),),
+    ("hmm_filter", "rows_backward", "fp64", 32, "any"): (C(2, 1, BB=1, BK=16),),
+    ("hmm_filter", "rows_backward", "fp64", 64, "any"): (C(8, 1, BB=1, BK=16),),
+    ("hmm_filter", "rows_backward", "fp64", 128, "any"): (C(16, 1, BB=1, BK=16),),
+    ("hmm_filter", "rows_forward", "fp32", 4, "any"): (C(1, 1, BB=8, BK=16),),
+    ("hmm_filter", "rows_forward", "fp32", 8, "any"): (C(1, 1, BB=4, BK=16),),
+    ("hmm_filter", "rows_forward", "fp32", 16, "any"): (C(1, 1, BB=2, BK=16),),
+    ("hmm_filter", "rows_forward", "fp32", 32, "any"): (C(1, 1, BB=1, BK=16),),
+    ("hmm_filter", "rows_forward", "fp32", 64, "any"): (C(4, 1, BB=1, BK=16),),
+    ("hmm_filter", "rows_forward", "fp32", 128, "any"): (C(8, 1, BB=1, BK=16),),
+    ("hmm_filter", "rows_forward", "fp64", 4, "any"): (C(1, 1, BB=8, BK=16),),
+    ("hmm_filter", "rows_forward", "fp64", 8, "any"): (C(1, 1, BB=4, BK=16),),
+    ("hmm_filter", "rows_forward", "fp64", 16, "any"): (C(1, 1, BB=2, BK=16),),
+    ("hmm_filter", "rows_forward", "fp64", 32, "any"): (C(2, 1, BB=1, BK=16),),
+    ("hmm_filter", "rows_forward", "fp64", 64, "any"): (C(8, 1, BB=1, BK=16),),
+    ("hmm_filter", "rows_forward", "fp64", 128, "any"): (C(16, 1, BB=1, BK=16),),
+    ("hmm_filter", "starts", "fp32", 4, "any"): (C(1, 1),),
+    ("hmm_filter", "starts", "fp32", 8, "any"): (C(1, 1),),
+    ("hmm_filter", "starts", "fp32", 16, "any"): (C(1, 1),),
+    ("hmm_filter", "starts", "fp64", 4, "any"): (C(1, 1),),
+    ("hmm_filter", "starts", "fp64", 8, "any"): (C(1, 1),),
+    ("hmm_filter", "starts", "fp64", 16, "any"): (C(1, 1),),
 }
 
 
-def lookup(op: str, kernel: str, dtype: str, head_size: int, arch: str) -> tuple[Config, ...]:
+def lookup(op: str, kernel: str, dtype: str, size: int, arch: str) -> tuple[Config, ...]:
     """The configs of a kernel, smallest tile first.
 
     Raises:
         KeyError: the table has no such entry; the message names it.
     """
-    dtype = {"bf16": "fp16", "fp64": "fp32"}.get(dtype, dtype)  # fp64 runs interpreted only
-    for key in ((op, kernel, dtype, head_size, arch), (op, kernel, dtype, head_size, "any")):
-        if arch in ARCHITECTURES and key in TABLE:
-            return TABLE[key]
+    served = {"bf16": "fp16", "fp64": "fp32"}.get(
+        dtype, dtype
+    )  # attention in fp64: interpreted only
+    for name in (dtype, served):
+        for key in ((op, kernel, name, size, arch), (op, kernel, name, size, "any")):
+            if arch in ARCHITECTURES and key in TABLE:
+                return TABLE[key]
     raise KeyError(
-        f"kernels/configs.py has no entry {(op, kernel, dtype, head_size, arch)}; "
+        f"kernels/configs.py has no entry {(op, kernel, dtype, size, arch)}; "
         "add it there or run benchmarks/tune.py on that GPU"
     )
 

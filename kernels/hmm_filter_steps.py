@@ -1,0 +1,139 @@
+"""What the kernels of hmm_filter share.
+
+A row of a tile is a stretch of one sequence: the whole of it, or, if sequences are cut into
+`chunks` pieces of `chunk` steps, one of those. Rows are counted through batch and pieces.
+
+Probabilities of a step may be as small as the product of two small numbers. Emissions are
+therefore lifted by a power of two, so that c keeps its precision well below the smallest normal
+number; what is smaller still counts as impossible.
+"""
+
+import triton
+import triton.language as tl
+
+LIFT_32 = tl.constexpr(2.0**100)
+LIFT_64 = tl.constexpr(2.0**996)
+TINY_32 = tl.constexpr(2.0**-126)  # smallest normal numbers
+TINY_64 = tl.constexpr(2.0**-1022)
+
+
+@triton.jit
+def lift_of(pointer):
+    if pointer.dtype.element_ty == tl.float64:
+        return LIFT_64
+    else:
+        return LIFT_32
+
+
+@triton.jit
+def tiny_of(pointer):
+    if pointer.dtype.element_ty == tl.float64:
+        return TINY_64
+    else:
+        return TINY_32
+
+
+@triton.jit
+def row_places(o_piece, m_row, lengths, T, chunk, chunks, HAS_LENGTHS: tl.constexpr):
+    """Sequence, first step, steps that exist and steps that count (0 outside of the mask)."""
+    o_b = o_piece // chunks
+    first = o_piece % chunks * chunk
+    b_steps = tl.minimum(T - first, chunk)
+    b_length = b_steps
+    if HAS_LENGTHS:
+        b_all = tl.load(lengths + o_b, mask=m_row, other=0).to(tl.int64)
+        b_length = tl.minimum(tl.maximum(b_all - first, 0), b_steps)
+    return o_b, first, tl.where(m_row, b_steps, 0), tl.where(m_row, b_length, 0)
+
+
+@triton.jit
+def emission_column(
+    observations,
+    emission,
+    o_b,
+    o_step,
+    m_now,
+    T,
+    V,
+    emission_stride,
+    S: tl.constexpr,
+    SP: tl.constexpr,
+):
+    """(symbols [rows], lifted probabilities of them [rows, SP]).
+
+    Missing symbols are -1, and certain; symbols beyond V are impossible.
+    """
+    o_s = tl.arange(0, SP)
+    b_y = tl.load(observations + o_b * T + o_step, mask=m_now, other=-1).to(tl.int64)
+    b_y = tl.maximum(b_y, -1)
+    m_known = (b_y >= 0) & (b_y < V)
+    o_e = (o_b * emission_stride + b_y)[:, None] + (o_s * V)[None, :]
+    m_e = m_known[:, None] & (o_s < S)[None, :]
+    b_e = tl.load(emission + o_e, mask=m_e, other=0.0)
+    b_e = tl.where((b_y < 0)[:, None] & (o_s < S)[None, :], 1.0, b_e)
+    return b_y, b_e * lift_of(emission)
+
+
+@triton.jit
+def load_transition(
+    transition,
+    o_b,
+    m_row,
+    transition_stride,
+    TRANSPOSED: tl.constexpr,
+    S: tl.constexpr,
+    SP: tl.constexpr,
+):
+    """[SP, rows, SP]: from-state, row, to-state, or the states exchanged if TRANSPOSED.
+
+    In this order lanes lie along the last state and the rows, and each has all first states in
+    registers, so that sums over them need no shuffles. It would be given up for wide loads of
+    what is contiguous in memory, which therefore is hidden: the matrix is loaded only once.
+    """
+    o_s = tl.arange(0, SP)
+    o_hidden = tl.max_contiguous(o_s, [1])
+    if TRANSPOSED:
+        o_matrix = o_hidden[:, None, None] + (o_s * S)[None, None, :]
+    else:
+        o_matrix = (o_s * S)[:, None, None] + o_hidden[None, None, :]
+    m_matrix = (o_s < S)[:, None, None] & (o_s < S)[None, None, :]
+    return tl.load(
+        transition + (o_b * transition_stride)[None, :, None] + o_matrix,
+        mask=m_row[None, :, None] & m_matrix,
+        other=0.0,
+    )
+
+
+@triton.jit
+def times_shared(
+    b_x,
+    transition,
+    TRANSPOSED: tl.constexpr,
+    S: tl.constexpr,
+    BB: tl.constexpr,
+    SP: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """x [BB, SP] times one matrix for all rows, BK of its rows at a time.
+
+    All of an exact float32 product at once would need more registers than there are.
+    """
+    o_s = tl.arange(0, SP)
+    o_piece = tl.arange(0, SP // BK)
+    b_pieces = tl.reshape(b_x, (BB, SP // BK, BK))
+    b_product = tl.zeros((BB, SP), dtype=b_x.dtype)
+    for i_piece in range(0, SP // BK):
+        o_k = i_piece * BK + tl.arange(0, BK)
+        b_piece = tl.sum(tl.where((o_piece == i_piece)[None, :, None], b_pieces, 0.0), axis=1)
+        if TRANSPOSED:
+            p_tile = transition + o_s[:, None] * S + o_k[None, :]
+            m_tile = (o_s < S)[:, None] & (o_k < S)[None, :]
+            b_tile = tl.trans(tl.load(p_tile, mask=m_tile, other=0.0))
+        else:
+            p_tile = transition + o_k[:, None] * S + o_s[None, :]
+            m_tile = (o_k < S)[:, None] & (o_s < S)[None, :]
+            b_tile = tl.load(p_tile, mask=m_tile, other=0.0)
+        b_product = tl.dot(
+            b_piece, b_tile, acc=b_product, input_precision="ieee", out_dtype=b_x.dtype
+        )
+    return b_product

@@ -1,0 +1,123 @@
+"""The Triton kernels of hmm_filter as compiled code: their sm_80 PTX is executed and compared with
+NumPy in float64, and they are compiled for every architecture that is shipped."""
+
+import pytest
+from hmm_triton import MODULE, SHARED, Case, check
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from triton_aot import Compiler, execute  # noqa: E402
+
+EXECUTED = [
+    ("fp32", Case("rows", 5, 3, 5, 6)),
+    ("fp64", Case("rows", 9, 4, 3, 3, SHARED)),
+    ("fp32", Case("rows", 3, 4, 16, 40, (True, False, False))),
+    ("fp32", Case("rows", 2, 4, 20, 5)),
+    ("fp32", Case("rows", 2, 3, 64, 5, SHARED)),
+    ("fp32", Case("dot", 17, 3, 19, 4, SHARED)),
+    ("fp64", Case("dot", 3, 3, 20, 4, SHARED)),
+    ("fp32", Case("chunks", 1, 9, 5, 4, SHARED)),
+    ("fp64", Case("chunks", 1, 8, 3, 4)),
+]
+
+
+ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "gfx942")
+# A sample; `python -m bwt.kernels.aot --op hmm_filter` compiles every entry of the table.
+# Registers and bytes of shared memory, the most of any NVIDIA architecture.
+SHIPPED = {
+    ("fp32", Case("rows", 64, 4096, 5, 5)): {"forward": (56, 128), "backward": (72, 1024)},
+    ("fp32", Case("rows", 64, 4096, 128, 512)): {"forward": (115, 1024), "backward": (130, 1024)},
+    ("fp64", Case("rows", 64, 4096, 16, 27, SHARED)): {
+        "forward": (80, 256),
+        "backward": (226, 4096),
+    },
+    ("fp32", Case("dot", 64, 4096, 64, 64, SHARED)): {
+        "forward": (136, 5120),
+        "backward": (128, 5120),
+    },
+    ("fp32", Case("chunks", 64, 4096, 5, 5)): {
+        "forward_basis": (46, 128),
+        "starts": (36, 0),
+        "forward": (53, 128),
+        "backward_basis": (57, 128),
+        "ends": (32, 0),
+        "backward": (75, 1024),
+    },
+}
+ROWS, LARGE, DOUBLE, DOT, CHUNKS = SHIPPED
+COMPILED = [(*form, arch) for form in (ROWS, DOT) for arch in ARCHITECTURES]
+COMPILED += [(*DOUBLE, "sm_90"), (*LARGE, "sm_100"), (*CHUNKS, "sm_80"), (*CHUNKS, "gfx942")]
+
+
+def form_ids(forms):
+    return ["-".join((mode, case.name, *arch)) for mode, case, *arch in forms]
+
+
+def example(mode, case):
+    names = ("path", "batch", "steps", "states", "symbols", "own")
+    return {"mode": mode} | dict(zip(names, case, strict=True))
+
+
+@pytest.fixture(scope="session")
+def hmm_compiler(tmp_path_factory):
+    made = Compiler(tmp_path_factory.mktemp("hmm_aot"))
+    for mode, case in EXECUTED:
+        made.announce(MODULE, "sm_80", **example(mode, case))
+    for mode, case, arch in COMPILED:
+        made.announce(MODULE, arch, **example(mode, case))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def emulate(hmm_compiler, monkeypatch):
+    """(call, stats by label): launchers whose kernels run as PTX."""
+    from bwt.kernels import configs, hmm_filter
+
+    stats = {}
+
+    def run(self, device):
+        stats[hmm_filter.label(self)] = execute(hmm_compiler.find(self), self)
+
+    monkeypatch.setattr(configs.Launch, "run", run)
+    return lambda name, *args, **options: getattr(hmm_filter, name)(*args, **options), stats
+
+
+@pytest.mark.parametrize("mode,case", EXECUTED, ids=form_ids(EXECUTED))
+def test_ptx(hmm_compiler, emulate, mode, case):
+    call, stats = emulate
+    records = hmm_compiler.get(MODULE, "sm_80", **example(mode, case))
+    check(call, mode, case)
+    assert stats.keys() == records.keys()
+    for name, found in stats.items():
+        assert records[name]["stack"] == records[name]["spills"] == 0, name
+        # Below 16 states a step of a sequence is less than two sectors.
+        worst = 1.1 if case.S >= 16 else 3
+        assert found.store_sectors <= worst * found.store_sectors_ideal, name
+
+
+@pytest.mark.parametrize("mode,case,arch", COMPILED, ids=form_ids(COMPILED))
+def test_compiled_code_stays_within_budget(hmm_compiler, mode, case, arch):
+    records = hmm_compiler.get(MODULE, arch, **example(mode, case))
+    assert records.keys() == {f"hmm_filter_{name}" for name in SHIPPED[mode, case]}
+    for name, (registers, shared) in SHIPPED[mode, case].items():
+        record = records[f"hmm_filter_{name}"]
+        assert record["stack"] == record["spills"] == 0, name
+        if arch != "gfx942":
+            assert record["registers"] <= registers and record["shared"] <= shared, name
+
+
+def test_every_entry_is_compiled_ahead_of_time():
+    from bwt.kernels import aot
+    from bwt.kernels.configs import TABLE, lookup
+
+    for arch in ARCHITECTURES:
+        compiled = {
+            (launch.name, name.split(".")[2], launch.arguments["SP"], repr(launch.config))
+            for name, launch in aot.specialisations("hmm_filter", arch).items()
+        }
+        for op, kernel, dtype, size, _ in TABLE:
+            if op == "hmm_filter":
+                [config] = lookup(op, kernel, dtype, size, arch)
+                name = f"hmm_filter_{kernel.removeprefix('rows_').removeprefix('dot_')}"
+                assert (name, dtype, size, repr(config)) in compiled, (kernel, dtype, size)

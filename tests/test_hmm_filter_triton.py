@@ -1,0 +1,202 @@
+"""The Triton kernels of hmm_filter, interpreted (and on a GPU, if there is one), against NumPy in
+float64."""
+
+import numpy as np
+import pytest
+import torch
+from hmm_triton import (
+    DTYPES,
+    MODULE,
+    OUTPUTS,
+    OWN,
+    PARAMETERS,
+    SHARED,
+    Case,
+    assert_agrees,
+    cases,
+    check,
+    compute,
+    draw,
+    draw_gradients,
+)
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from triton_aot import Interpreter, call_on_gpu  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def hmm_interpreter():
+    worker = Interpreter()
+    yield worker
+    worker.close()
+
+
+@pytest.fixture(params=["interpreted", pytest.param("gpu", marks=pytest.mark.gpu)])
+def call(request):
+    """Calls a launcher by name on CPU tensors and returns CPU tensors."""
+    if request.param == "interpreted":
+        worker = request.getfixturevalue("hmm_interpreter")
+        return lambda function, *args, **options: worker.call(MODULE, function, *args, **options)
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    return lambda function, *args, **options: call_on_gpu(MODULE, function, *args, **options)
+
+
+FEW = [
+    Case("rows", 5, 7, 5, 6),
+    Case("chunks", 2, 20, 3, 4, SHARED),
+    Case("dot", 3, 5, 19, 4, SHARED),
+]
+VALUES = [
+    *FEW,
+    Case("rows", 1, 1, 1, 1, SHARED),
+    Case("rows", 11, 6, 2, 3, SHARED),
+    Case("rows", 9, 5, 4, 33),
+    Case("rows", 3, 9, 13, 40, SHARED),
+    Case("rows", 3, 6, 16, 17, (False, True, False)),
+    Case("rows", 2, 5, 8, 5, (True, False, True)),
+    Case("rows", 2, 6, 33, 7),
+    Case("rows", 2, 4, 100, 9, SHARED),
+    Case("dot", 17, 4, 64, 5, (True, False, True)),
+    Case("dot", 2, 3, 128, 50, SHARED),
+    Case("chunks", 1, 19, 2, 40, OWN),
+    Case("chunks", 1, 13, 9, 3, (False, True, False)),
+]
+
+
+@cases(*VALUES)
+def test_values(call, case):
+    check(call, "fp32", case)
+
+
+@cases(*FEW, VALUES[5], VALUES[6], VALUES[11])
+def test_values_in_double(call, case):
+    check(call, "fp64", case)
+
+
+@cases(*FEW)
+def test_narrow_symbols_all_steps(call, case):
+    check(call, "fp32", case, integers=torch.int32, ragged=False, missing=0.0)
+
+
+@cases(*FEW)
+@pytest.mark.parametrize("incoming", OUTPUTS)
+def test_one_incoming_gradient(call, case, incoming):
+    check(call, "fp64", case, incoming=(incoming,))
+
+
+@cases(*FEW)
+@pytest.mark.parametrize("step", [0, 3])
+def test_impossible_observation(call, case, step):
+    """The symbol V - 1 cannot be emitted; the first sequence emits it."""
+
+    def forbid(y, parameters, lengths):
+        y[y == case.V - 1] = 0
+        y[0, step] = case.V - 1
+        parameters["emission"][..., case.V - 1] = 0
+
+    _, _, _, got, grads, *_ = check(call, "fp32", case, change=forbid)
+    assert got["log_likelihood"][0] == float("-inf") and got["log_likelihood"][1:].isfinite().all()
+    assert (got["filtered"][0, step:] == 0).all() and (got["predicted"][0, step + 1 :] == 0).all()
+    assert (got["predicted"][0, step] > 0).any()
+    if case.own == OWN:
+        assert all((g[0] == 0).all() and (g[1:-1] != 0).any() for g in grads.values())
+
+
+@cases(*FEW)
+@pytest.mark.parametrize("mode,tiny", [("fp32", 2.0**-100), ("fp64", 2.0**-1000)])
+def test_tiny_probabilities(call, mode, tiny, case):
+    """Products of two of them are below the smallest number, but only the likelihood changes."""
+    y, parameters, lengths = draw(mode, case)
+    before = call("hmm_filter_forward", y, *parameters.values(), lengths, path=case.path)
+    for name in ("initial", "emission"):
+        parameters[name] *= tiny
+    after = call("hmm_filter_forward", y, *parameters.values(), lengths, path=case.path)
+    # Pieces are weighted by exponentials of likelihoods, which are that large.
+    allowed = torch.finfo(torch.float64).eps * float(after[2].abs().max())
+    allowed = max(allowed, torch.finfo(DTYPES[mode]).eps)
+    torch.testing.assert_close(after[0], before[0], rtol=0, atol=allowed)
+    seen = ((y >= 0) & (torch.arange(case.T) < lengths[:, None])).sum(1) + (lengths > 0)
+    shifted = before[2] + seen * np.log(tiny)
+    torch.testing.assert_close(after[2], shifted.to(after[2].dtype), rtol=1e-6, atol=0)
+
+
+@cases(Case("rows", 1, 150, 3, 3, SHARED), Case("chunks", 1, 150, 3, 3, SHARED))
+def test_near_deterministic(call, case):
+    """Each state is left at a rate of 1e-20 and shown with errors as rare; the observations walk
+    through the states all the same, so that all but one path has no weight in float32."""
+
+    def sharpen(y, parameters, lengths):
+        eye = torch.eye(3)
+        for name in ("transition", "emission"):
+            parameters[name].copy_(torch.where(eye > 0, 1.0, 1e-20))
+        y[0] = torch.arange(case.T) // 5 % 3
+
+    check(call, "fp32", case, change=sharpen, incoming=(), ragged=False)
+
+
+@cases(*FEW)
+def test_symbols_out_of_range_are_impossible(call, case):
+    y, parameters, _ = draw("fp32", case, ragged=False)
+    y[0, 2] = case.V
+    got, grads = compute(call, case, y, parameters, None, draw_gradients("fp32", case))
+    assert got["log_likelihood"][0] == float("-inf")
+    assert all(x.isfinite().all() for x in (*grads.values(), got["filtered"], got["predicted"]))
+
+
+@cases(*FEW)
+def test_strided_inputs(call, case):
+    y, parameters, lengths = draw("fp32", case)
+    gradients = draw_gradients("fp32", case)
+
+    def strided(x):
+        return None if x is None else torch.stack((x, x), -1)[..., 0]
+
+    plain = compute(call, case, y, parameters, lengths, gradients)
+    parameters, gradients = (
+        {n: strided(x) for n, x in group.items()} for group in (parameters, gradients)
+    )
+    other = compute(call, case, strided(y), parameters, strided(lengths), gradients)
+    torch.testing.assert_close(plain, other, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("B,T", [(0, 3), (2, 0)])
+def test_empty(call, B, T):
+    case = Case("rows", B, T, 3, 4, SHARED)
+    y, parameters, _ = draw("fp32", case, ragged=False)
+    got, grads = compute(call, case, y, parameters, None, draw_gradients("fp32", case))
+    assert got["filtered"].shape == (B, T, 3) and (got["log_likelihood"] == 0).all()
+    assert all((grads[n] == 0).all() and grads[n].shape == parameters[n].shape for n in grads)
+
+
+def test_no_incoming_gradient(call):
+    _, _, _, _, grads, *_ = check(call, "fp32", FEW[0], incoming=())
+    assert all((g == 0).all() for g in grads.values())
+
+
+@pytest.mark.parametrize("name", OUTPUTS + PARAMETERS)
+def test_a_perturbed_number_is_noticed(call, name):
+    """Of a whole result, one number off by a hundredth of its size."""
+    everything = check(call, "fp32", FEW[0])
+    result = (everything[3] | everything[4])[name]
+    result.view(-1)[result.abs().argmax()] *= 1.01
+    with pytest.raises(AssertionError, match=name):
+        assert_agrees(*everything)
+
+
+def test_plan():
+    from bwt.kernels.hmm_filter import plan
+
+    assert plan(4096, 50, 5, True) == ("rows", 50, 1)
+    assert plan(4096, 50, 64, False).path == "dot"
+    assert plan(4096, 50, 64, True).path == "rows"
+    assert plan(64, 50, 64, False).path == "rows"
+    long = plan(1, 100_000, 5, False)
+    assert long.path == "chunks" and (long.chunks - 1) * long.chunk < 100_000
+    assert long.chunks * long.chunk >= 100_000
+    assert plan(1, 100_000, 17, False).path == "rows"
+    assert plan(4096, 100_000, 5, False).path == "rows"
+    for sizes in ((1, 9, 17, True, "dot"), (1, 9, 17, True, "chunks"), (1, 9, 129, True, None)):
+        with pytest.raises(ValueError, match="hmm_filter"):
+            plan(*sizes)
