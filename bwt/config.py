@@ -91,7 +91,7 @@ _PAPER = dict(
 _RECIPES: dict[tuple[str, str], dict[str, Any]] = {
     ("quick", "bijection"): dict(steps=10_000, batch_size=64, lr=1e-2, average=0.0),
     ("quick", "hmm"): dict(steps=7_000, batch_size=64, lr=3e-3, optimizer="muon"),
-    ("quick", "recall"): dict(steps=3_000, batch_size=64, lr=3e-3, optimizer="muon"),
+    ("quick", "recall"): dict(steps=1_200, batch_size=64, lr=3e-3, optimizer="muon"),
     ("paper", "bijection"): _PAPER,
     ("paper", "hmm"): {**_PAPER, "batch_size": 64, "weight_decay": 0.01},
     ("paper", "recall"): _PAPER,
@@ -106,7 +106,9 @@ _SIZES: dict[tuple[str, str], dict[str, Any]] = {
         token_shift="block",
         positions="none",
     ),
-    ("quick", "recall"): dict(layers=2, heads=2, width=64, norm="layer", token_shift="block"),
+    ("quick", "recall"): dict(
+        layers=2, heads=2, width=64, norm="layer", token_shift="input", shift_span=2
+    ),
     ("paper", "bijection"): dict(layers=6, heads=6, width=192, tied=True),
     ("paper", "hmm"): dict(layers=9, heads=8, width=256, norm="layer"),
     ("paper", "recall"): dict(layers=6, heads=6, width=192, tied=True),
