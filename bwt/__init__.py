@@ -4,7 +4,7 @@ import importlib
 
 __version__ = "0.1.0"
 
-__all__ = ["capture", "evaluate", "models", "ops", "reference", "tasks", "train"]
+__all__ = ["capture", "evaluate", "geometry", "models", "ops", "reference", "tasks", "train"]
 
 
 def __getattr__(name: str):

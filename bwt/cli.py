@@ -11,6 +11,9 @@ from bwt.flags import Parser
 COMMANDS = {
     "train": "train a model in a wind tunnel and say how many bits it is from exact Bayes",
     "eval": "compare a trained model with exact Bayes, at its own length or at others",
+    "geometry": "look inside a trained model: attention, states, what can be read off them",
+    "ablate": "take parts out of a trained model and say how many bits that costs",
+    "report": "turn one or several runs into one page of figures and plain words",
     "env": "list versions, devices, and which backend serves which op (and why not)",
 }
 

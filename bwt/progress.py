@@ -27,15 +27,16 @@ class Progress:
     def due(self) -> bool:
         return self.shown and time.monotonic() - self.drawn >= INTERVAL
 
-    def draw(self, step: int, text: str, tokens_per_step: int) -> None:
+    def draw(self, step: int, text: str, tokens_per_step: int = 0) -> None:
         now = time.monotonic()
         self.drawn = now
         rate = (step - self.start_step) / max(now - self.start, 1e-9)
         filled = WIDTH * step // max(1, self.total)
         left = duration((self.total - step) / rate) if rate else "?"
+        speed = f"{rate:.1f} steps/s  {_short(rate * tokens_per_step)} tokens/s  "
         line = (
             f"{'█' * filled}{'░' * (WIDTH - filled)} {step}/{self.total}  {text}  "
-            f"{rate:.1f} steps/s  {_short(rate * tokens_per_step)} tokens/s  {left} left"
+            f"{speed if tokens_per_step else ''}{left} left"
         )
         print(f"\r\x1b[K{line}", end="", file=self.file, flush=True)
 

@@ -1,0 +1,86 @@
+"""What breaks when a part is taken out, in bits.
+
+`zero` removes what a part adds to the residual stream (of a whole block: skips it); `mean` replaces
+it by its mean over sequences at the position, which keeps what does not depend on the sequence.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bwt.geometry.intervene import Edit, edited
+from bwt.geometry.stats import estimate
+from bwt.geometry.subject import Subject, blocks
+
+MODES = ("zero", "mean")
+
+
+class Unit(NamedTuple):
+    """A part that can be taken out."""
+
+    layer: int
+    part: str  # "block", the name of a sub-block, or "head"
+    head: int | None
+    path: str
+
+
+def units(model: nn.Module) -> Iterator[Unit]:
+    for i, block in enumerate(blocks(model)):
+        yield Unit(i, "block", None, f"blocks.{i}")
+        parts = [name for name, _ in block.named_children() if not name.startswith("norm")]
+        for part in parts:
+            yield Unit(i, part, None, f"blocks.{i}.{part}")
+        if "attn" in parts:
+            for head in range(block.attn.heads):
+                yield Unit(i, "head", head, f"blocks.{i}.attn.proj")
+
+
+def edit_for(unit: Unit, mode: str, heads: int = 1) -> Edit:
+    def kept(update: Tensor) -> Tensor:
+        """What remains of an update."""
+        return update.mean(0, keepdim=True) if mode == "mean" else update.new_zeros(())
+
+    def block(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return x + kept(y - x)
+
+    def part(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return kept(y).expand_as(y)
+
+    def head(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        size = x.shape[-1] // heads
+        own = slice(unit.head * size, (unit.head + 1) * size)
+        update = functional.linear(x[..., own], module.weight[:, own])
+        return y - (update - kept(update))
+
+    return {"block": block, "head": head}.get(unit.part, part)
+
+
+def ablate_parts(subject: Subject) -> dict:
+    """Every block, sub-block and head, by zero and by mean."""
+    base_kl, base_error = subject.losses(subject.predict())
+    rows = []
+    for unit in units(subject.model):
+        for mode in MODES:
+            heads = blocks(subject.model)[unit.layer].attn.heads if unit.part == "head" else 1
+            with edited(subject.model, unit.path, edit_for(unit, mode, heads)):
+                kl, error = subject.losses(subject.predict())
+            rows.append(
+                {
+                    "layer": unit.layer,
+                    "part": unit.part,
+                    "head": unit.head,
+                    "mode": mode,
+                    # Paired: the same sequences with and without the part.
+                    "kl_added": estimate(kl - base_kl),
+                    "entropy_mae_added": estimate(error - base_error),
+                    "entropy_mae_factor": (error.mean() / base_error.mean()).item(),
+                }
+            )
+    return {
+        "kl": estimate(base_kl),
+        "entropy_mae": estimate(base_error),
+        "parts": rows,
+        "sequences": len(subject.batch.tokens),
+    }

@@ -1,0 +1,66 @@
+"""Where attention goes from the positions that are asked, and how sharply."""
+
+import torch
+from torch import Tensor
+
+from bwt.geometry.roles import MEANING, roles
+from bwt.geometry.stats import estimate
+from bwt.geometry.subject import Subject
+
+
+def attention(subject: Subject) -> dict:
+    trace = subject.look(
+        "blocks.*.attn.weights", "blocks.*.attn.entropy", "blocks.*.attn.q", "blocks.*.attn.k"
+    )
+    masks = roles(subject.task, subject.batch)
+    count = sum(name.endswith(".weights") for name in trace)
+    layers = [
+        _layer(
+            {tap: trace[f"blocks.{i}.attn.{tap}"] for tap in ("weights", "entropy", "q", "k")},
+            masks,
+        )
+        for i in range(count)
+    ]
+    visible = sum(masks.values()).sum(-1).double()  # [B, P]
+    uniform = {
+        name: (mask.sum(-1) / visible).mean(-1).mean().item() for name, mask in masks.items()
+    }
+    return {
+        "layers": layers,
+        "uniform_mass": uniform,  # of attention that looks everywhere alike
+        "uniform_entropy": visible.log2().mean().item(),
+        "meaning": MEANING[subject.task.name],
+        "sequences": len(subject.batch.tokens),
+    }
+
+
+def _layer(captured: dict[str, Tensor], masks: dict[str, Tensor]) -> dict:
+    weights = captured["weights"]  # [B, H, P, T]
+    mass = {name: mass_on(weights, mask) for name, mask in masks.items()}  # [B, H, P]
+    cosine = _cosines(captured["q"], captured["k"])
+    return {
+        # Entropy of each head first, then the mean: the entropy of a mean map would be larger.
+        "entropy": estimate(captured["entropy"].mean(-1)),  # per head
+        "mass": {name: estimate(m.mean(-1)) for name, m in mass.items()},  # per head
+        "mass_by_step": {name: estimate(m.mean(1)) for name, m in mass.items()},  # over heads
+        "alignment_by_step": {name: _mean_where(cosine, mask) for name, mask in masks.items()},
+        "maps": weights.mean(0).tolist(),  # [H, P, T]
+        "example": weights[0].tolist(),
+    }
+
+
+def mass_on(weights: Tensor, mask: Tensor) -> Tensor:
+    """[B, H, P] attention that falls on the positions of a mask [B, P, T]."""
+    return (weights.double() * mask[:, None]).sum(-1)
+
+
+def _cosines(q: Tensor, k: Tensor) -> Tensor:
+    """[B, P, T] mean over heads of cos(query, key)."""
+    unit_q, unit_k = (torch.nn.functional.normalize(x.double(), dim=-1) for x in (q, k))
+    return (unit_q @ unit_k.transpose(-1, -2)).mean(1)
+
+
+def _mean_where(x: Tensor, mask: Tensor) -> list[float | None]:
+    """Mean of x [B, P, T] over sequences and the positions of the mask, for each step."""
+    total, count = (x * mask).sum((0, 2)), mask.sum((0, 2))
+    return [t / n if n else None for t, n in zip(total.tolist(), count.tolist(), strict=True)]

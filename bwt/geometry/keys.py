@@ -1,0 +1,62 @@
+"""Key orthogonality: how well attention could tell its addresses apart.
+
+Mean |cos| over pairs of different addresses in a sequence, of the keys attention really uses: after
+norm, token shift, projection and rotation. `centred` takes away the mean key of the sequence first,
+because softmax is blind to what all keys share.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from bwt.geometry.roles import addresses
+from bwt.geometry.stats import estimate
+from bwt.geometry.subject import Subject
+
+
+def keys(subject: Subject, untrained: Subject) -> dict:
+    """Per layer and head, beside the same model with random weights."""
+    found = {"trained": _of(subject), "untrained": _of(untrained)}
+    size = subject.model.blocks[0].attn.qkv.in_features // subject.model.blocks[0].attn.heads
+    return {
+        **found,
+        "gaussian": gaussian_cosine(size),
+        "head_size": size,
+        "addresses": len(addresses(subject.task)),
+        "sequences": len(subject.batch.tokens),
+    }
+
+
+def _of(subject: Subject) -> dict:
+    trace = subject.look("blocks.*.attn.k")
+    at = addresses(subject.task).to(subject.positions.device)
+    apart = _apart(subject, at)
+    layers = [trace[f"blocks.{i}.attn.k"][:, :, at] for i in range(len(trace))]
+    return {
+        "plain": [estimate(mean_cosine(k, apart)) for k in layers],
+        "centred": [estimate(mean_cosine(k - k.mean(2, keepdim=True), apart)) for k in layers],
+    }
+
+
+def _apart(subject: Subject, at: Tensor) -> Tensor:
+    """[B, n, n]: which pairs are of different addresses; a repeated token is the same one."""
+    features = subject.task.num_features
+    index = torch.arange(len(at), device=at.device)
+    different = (index[:, None] != index).expand(len(subject.batch.tokens), -1, -1)
+    if features:  # the header is continuous: all its positions differ
+        return different
+    tokens = subject.batch.tokens[:, at]
+    return different & (tokens[:, :, None] != tokens[:, None, :])
+
+
+def mean_cosine(k: Tensor, apart: Tensor) -> Tensor:
+    """[B, H] mean |cos| of keys [B, H, n, D] over the pairs [B, n, n]."""
+    unit = torch.nn.functional.normalize(k.double(), dim=-1)
+    cosine = (unit @ unit.transpose(-1, -2)).abs() * apart[:, None]
+    return cosine.sum((-1, -2)) / apart.sum((-1, -2)).clamp_min(1)[:, None]
+
+
+def gaussian_cosine(size: int) -> float:
+    """E |cos| of two independent Gaussian vectors, about sqrt(2 / (pi size))."""
+    return math.exp(math.lgamma(size / 2) - math.lgamma((size + 1) / 2)) / math.sqrt(math.pi)

@@ -1,0 +1,32 @@
+"""Beyond the length of training: the error by position."""
+
+from torch import nn
+
+from bwt.evaluate import evaluate
+from bwt.tasks import Task
+from bwt.train import predictor
+
+STRETCH = 2.5  # the paper: trained on 20, tested on 50
+
+
+def lengths(task: Task, model: nn.Module, sequences: int, *, seed: int, device="cpu") -> dict:
+    """KL and entropy error by position on longer sequences, or the reason why there are none."""
+    trained = getattr(task, task.length_option)
+    try:
+        longer = task.with_length(round(STRETCH * trained))
+        found = evaluate(
+            predictor(model),
+            longer,
+            num_sequences=sequences,
+            batch_size=64,
+            seed=seed,
+            device=device,
+        )
+    except ValueError as error:  # the task has no longer sequences, or the model reads none
+        return {"trained": trained, "reason": str(error)}
+    return {
+        "trained": trained,
+        "tested": round(STRETCH * trained),
+        **{name: found.model.per_position[name]._asdict() for name in ("kl", "entropy_mae")},
+        "sequences": sequences,
+    }

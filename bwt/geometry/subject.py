@@ -1,0 +1,106 @@
+"""What is examined: a model, fresh sequences, and the exact answers to them."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from bwt import taps
+from bwt.evaluate import METRICS, entropy_bits, measure
+from bwt.tasks import Batch, Task
+
+CHUNK = 64  # sequences captured at once: attention maps of all layers are large
+SEED = 2_000_003  # apart from the seeds of training and of evaluation
+
+
+@dataclass(frozen=True)
+class Subject:
+    task: Task
+    model: nn.Module
+    batch: Batch
+    exact: Tensor  # [B, P, O] float64
+    entropy: Tensor  # [B, P] bits, of the exact posterior
+
+    @classmethod
+    def draw(
+        cls, task: Task, model: nn.Module, sequences: int, *, seed: int = SEED, device="cpu"
+    ) -> "Subject":
+        generator = torch.Generator(device).manual_seed(seed)
+        batch = task.sample(sequences, generator=generator, device=device)
+        exact = batch.posterior.double()
+        exact = exact / exact.sum(-1, keepdim=True)
+        return cls(task, model, batch, exact, entropy_bits(exact))
+
+    def of(self, model: nn.Module) -> "Subject":
+        """Another model on the same sequences."""
+        return Subject(self.task, model, self.batch, self.exact, self.entropy)
+
+    def part(self, rows: slice) -> "Subject":
+        """Some of the sequences."""
+        return Subject(
+            self.task, self.model, rows_of(self.batch, rows), self.exact[rows], self.entropy[rows]
+        )
+
+    @property
+    def positions(self) -> Tensor:
+        return self.batch.positions
+
+    def predict(self) -> Tensor:
+        """Log-probabilities [B, P, O] in float64."""
+        with torch.no_grad():
+            logits = self.model(self.batch.tokens, self.batch.features)
+        return logits[:, self.positions].double().log_softmax(-1)
+
+    def look(self, *patterns: str) -> dict[str, Tensor]:
+        """Captured values by name. Keys and values of attention are kept at all positions, all
+        else at the supervised ones."""
+        kept: dict[str, list[Tensor]] = {}
+        for start in range(0, len(self.batch.tokens), CHUNK):
+            batch = rows_of(self.batch, slice(start, start + CHUNK))
+            with torch.no_grad(), taps.capture(self.model, *patterns) as trace:
+                self.model(batch.tokens, batch.features)
+            for name, value in trace.items():
+                kept.setdefault(name, []).append(self._at_positions(name, value))
+        return {name: torch.cat(values) for name, values in kept.items()}
+
+    def _at_positions(self, name: str, value: Tensor) -> Tensor:
+        head, _, tap = name.rpartition(".attn.")
+        if head and tap in ("k", "v"):
+            return value
+        time = 2 if head and tap in ("q", "weights", "entropy", "out") else 1
+        return value.index_select(time, self.positions)
+
+    def losses(self, log_q: Tensor) -> tuple[Tensor, Tensor]:
+        """KL to the exact posterior and entropy error [B], in bits, means over positions."""
+        metrics = measure(log_q, self.exact, self.batch.targets)
+        return tuple(metrics[METRICS.index(name)].mean(-1) for name in ("kl", "entropy_mae"))
+
+
+def rows_of(batch: Batch, rows: slice) -> Batch:
+    def cut(x: Tensor | None) -> Tensor | None:
+        return None if x is None else x[rows]
+
+    return batch._replace(
+        tokens=batch.tokens[rows],
+        features=cut(batch.features),
+        targets=batch.targets[rows],
+        posterior=cut(batch.posterior),
+    )
+
+
+def stages(model: nn.Module) -> list[str]:
+    """Names of the residual stream (or hidden state) from the input to the head: the embedding,
+    then each block, with the value between its attention and its MLP if it has one."""
+    known = set(taps.names(model))
+    found = ["embed"]
+    for index in range(len(blocks(model))):
+        found += [name for name in (f"blocks.{index}.mid", f"blocks.{index}") if name in known]
+    return found + [name for name in ("hidden",) if name in known]
+
+
+def blocks(model: nn.Module) -> list[nn.Module]:
+    return list(getattr(model, "blocks", ()))
+
+
+def has_attention(model: nn.Module) -> bool:
+    return any(hasattr(block, "attn") for block in blocks(model))
