@@ -1,7 +1,14 @@
 """Is what a probe reads also what the model uses? States are changed and the effect is measured.
 
-Removal: what the states hold in a subspace is replaced by its mean at the position. The subspaces
-are those of the probes; beside them random ones and the leading principal ones of equal rank.
+Removal: what the states hold in a subspace is replaced by its mean. Four subspaces of equal rank:
+
+    encoded    spanned by the covariance of states and target: without it no linear probe finds the
+               target any more
+    readout    spanned by the probe's weights. It may hold little of the variance: where the state
+               says the same thing in several ways, a probe listens to the quietest
+    random     the mean effect of random ones
+    principal  the leading principal components
+
 Interchange: the state of one position is replaced by that of another sequence; if it holds the
 belief, the prediction follows the other sequence's posterior.
 """
@@ -21,8 +28,8 @@ KL, TVD = METRICS.index("kl"), METRICS.index("tvd")
 
 
 def removal(subject: Subject) -> list[dict]:
-    """For each block's output. Probes are fitted on the first half of the sequences, and the effect
-    is measured on the other half."""
+    """For each block's output. Subspaces are found on the first half of the sequences, and the
+    effect is measured on the other half."""
     half = len(subject.batch.tokens) // 2
     rest = subject.part(slice(half, None))
     base_kl, _ = rest.losses(rest.predict())
@@ -32,25 +39,48 @@ def removal(subject: Subject) -> list[dict]:
         path = f"blocks.{i}"
         states = subject.look(path)[path].double()
         for target, y in targets(subject).items():
-            basis = span(
-                fit(states, y, within=target != "entropy" or varies_within(y[..., 0])).weight
-            )
-            rank = basis.shape[1]
-            bases = {
-                "probe": [basis],
-                "random": [_random(states.shape[-1], rank, generator) for _ in range(DRAWS)],
-                "principal": [pca(states[:half]).axes[:rank].t()],
-            }
-            found = {}
+            # The mean at each position, unless the target is a function of the position.
+            within = y.shape[-1] > 1 or varies_within(y[..., 0])
+            mean = states[:half].mean(0) if within else states[:half].mean((0, 1))
+            bases = _bases(states, y, within, generator)
+            added = {}
             for kind, choices in bases.items():
                 effect = 0
                 for basis in choices:
-                    edit = remove(basis.to(states.device), subject.positions, states.mean(0))
-                    with edited(subject.model, path, edit):
+                    with edited(subject.model, path, remove(basis, subject.positions, mean)):
                         effect = effect + rest.losses(rest.predict())[0] - base_kl
-                found[kind] = estimate(effect / len(choices))
-            rows.append({"layer": i, "target": target, "rank": rank, "kl_added": found})
+                added[kind] = estimate(effect / len(choices))
+            left = {
+                kind: fit(without(states, bases[kind][0], mean), y, within=within).r2()
+                for kind in ("encoded", "readout")
+            }
+            rank = bases["encoded"][0].shape[1]
+            rows.append(
+                {"layer": i, "target": target, "rank": rank, "kl_added": added, "r2_left": left}
+            )
     return rows
+
+
+def _bases(
+    states: Tensor, y: Tensor, within: bool, generator: torch.Generator
+) -> dict[str, list[Tensor]]:
+    half, width = len(states) // 2, states.shape[-1]
+    encoded = span(covariance(states[:half], y[:half], within))
+    rank = encoded.shape[1]
+    normals = torch.randn(DRAWS, width, rank, dtype=torch.float64, generator=generator)
+    return {
+        "encoded": [encoded],
+        "readout": [span(fit(states, y, within=within).weight)],
+        "random": list(torch.linalg.qr(normals).Q.to(states.device)),
+        "principal": [pca(states[:half]).axes[:rank].t()],
+    }
+
+
+def covariance(x: Tensor, y: Tensor, within: bool) -> Tensor:
+    """[C, K] of states [B, P, C] and targets [B, P, K]."""
+    axes = 0 if within else (0, 1)
+    x, y = ((z - z.mean(axes)).flatten(0, 1) for z in (x, y))
+    return x.t() @ y
 
 
 def span(weight: Tensor) -> Tensor:
@@ -59,19 +89,17 @@ def span(weight: Tensor) -> Tensor:
     return left[:, size > 1e-6 * size.max()]
 
 
-def _random(width: int, rank: int, generator: torch.Generator) -> Tensor:
-    normal = torch.randn(width, rank, dtype=torch.float64, generator=generator)
-    return torch.linalg.qr(normal).Q
+def without(x: Tensor, basis: Tensor, mean: Tensor) -> Tensor:
+    """x [B, P, C] with its part in the basis [C, r] replaced by that of the mean."""
+    return x - (x - mean) @ basis @ basis.t()
 
 
 def remove(basis: Tensor, positions: Tensor, mean: Tensor) -> Edit:
-    """Replaces the part of the output in the basis [C, r] by that of the mean [P, C]."""
-    basis, mean = basis.float(), mean.float()
+    """The edit that does so at the positions."""
 
     def edit(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         y = y.clone()
-        states = y[:, positions]
-        y[:, positions] = states - (states - mean) @ basis @ basis.t()
+        y[:, positions] = without(y[:, positions], basis.to(y.dtype), mean.to(y.dtype))
         return y
 
     return edit

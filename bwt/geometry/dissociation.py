@@ -56,8 +56,10 @@ def _compare(now: _Snapshot, final: _Snapshot, subject: Subject) -> dict:
         "distance": 1 - stats.cka(now.states, final.states),
         "spread": spread(now.states, subject.entropy),
         "pc1": stats.pca(now.states).share[0].item(),
-        "entropy_r2": fit(now.states, subject.entropy[..., None], within=False).r2()["mean"],
     }
+    if subject.entropy.std() > 1e-6:
+        entropy = fit(now.states, subject.entropy[..., None], within=False)
+        found["entropy_r2"] = entropy.r2()["mean"]
     if now.maps:
         pairs = zip(now.maps, final.maps, strict=True)
         layers = [stats.jensen_shannon(a, b).mean((1, 2)) for a, b in pairs]  # [B] each
@@ -93,7 +95,8 @@ def summary(rows: list[dict]) -> dict:
     kl = [row["kl"]["mean"] for row in rows]
     settled = {"precision": settles(steps, [math.log(max(x, 1e-12)) for x in kl])}
     for name in ("distance", "spread", "pc1", "entropy_r2"):
-        settled[name] = settles(steps, [row[name] for row in rows])
+        if name in rows[-1]:
+            settled[name] = settles(steps, [row[name] for row in rows])
     found: dict = {"settled": settled}
     if "attention" in rows[-1]:
         settled["attention"] = settles(steps, [row["attention"]["mean"] for row in rows])

@@ -52,8 +52,10 @@ def fit(x: Tensor, y: Tensor, *, within: bool, order: Tensor | None = None) -> P
 
 
 def targets(subject: Subject) -> dict[str, Tensor]:
-    """[B, P, K] each."""
-    found = {"posterior": subject.exact, "entropy": subject.entropy[..., None]}
+    """[B, P, K] each; those that vary."""
+    found = {"posterior": subject.exact}
+    if subject.entropy.std() > 1e-6:
+        found["entropy"] = subject.entropy[..., None]
     eliminated = (subject.exact == 0).double()
     if eliminated.any():
         found["eliminated"] = eliminated

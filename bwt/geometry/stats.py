@@ -75,8 +75,8 @@ def varies_within(y: Tensor) -> bool:
 
 
 def pearson_within(x: Tensor, y: Tensor) -> float | None:
-    """Partial correlation of x and y [B, P] given the position: of what is left when each position's
-    mean is taken away. None if y is a function of the position: nothing is left to correlate."""
+    """Partial correlation of x and y [B, P] given the position: that of what is left when the mean
+    of each position is taken away. None if y is a function of the position: nothing is left."""
     if not varies_within(y):
         return None
     x, y = x.double(), y.double()

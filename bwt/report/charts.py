@@ -1,0 +1,257 @@
+"""Charts of a report: lines, scatters, heat maps, dots. Each returns one <svg>."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bwt.report.svg import CHAR, Drawing, Scale, cells, fitted, label, short
+
+NUM_COLORS = 6  # classes c0 .. c5
+RAMP = ("#2f6db5", "#6b63b8", "#a4569f", "#d1546f", "#e8714a", "#eda23c")  # low .. high
+
+
+@dataclass
+class Series:
+    name: str
+    x: Sequence[float]
+    y: Sequence[float | None]
+    error: Sequence[float] | None = None
+    color: int = 0
+    dashed: bool = False
+    dots: bool = False
+
+
+def _legend(drawing: Drawing, series: Sequence[Series], left: float) -> float:
+    """Above the plot, in as many rows as needed; where the plot may begin."""
+    x, y = left, 12.0
+    for s in series:
+        width = 26 + CHAR * len(s.name) + 12
+        if x + width > drawing.width and x > left:
+            x, y = left, y + 17
+        style = f"line c{s.color}" + (" dash" if s.dashed else "")
+        drawing.path(f"M{short(x)} {short(y - 4)}h18", class_=style)
+        drawing.text(x + 23, y, s.name)
+        x += width
+    return y + 12
+
+
+def _axes(drawing: Drawing, x: Scale, y: Scale, x_label: str, y_label: str, names=None) -> None:
+    """names: of places along x, instead of numbers."""
+    bottom = y.start
+    for tick in y.ticks():
+        at = y(tick)
+        drawing.path(f"M{short(x.start)} {short(at)}H{short(x.end)}", class_="grid")
+        drawing.text(x.start - 6, at + 4, label(tick), "end", class_="tick")
+    ticks = dict(enumerate(names)) if names else {t: label(t) for t in x.ticks()}
+    for tick, text in ticks.items():
+        drawing.path(f"M{short(x(tick))} {short(bottom)}v4", class_="axis")
+        drawing.text(x(tick), bottom + 17, text, "middle", class_="tick")
+    drawing.path(f"M{short(x.start)} {short(bottom)}H{short(x.end)}", class_="axis")
+    drawing.text((x.start + x.end) / 2, bottom + 35, x_label, "middle")
+    middle = (y.start + y.end) / 2
+    drawing.text(13, middle, y_label, "middle", transform=f"rotate(-90 13 {short(middle)})")
+
+
+def lines(
+    series: Sequence[Series],
+    title: str,
+    x_label: str,
+    y_label: str,
+    *,
+    log_x: bool = False,
+    log_y: bool = False,
+    zero: bool = False,
+    names: Sequence[str] | None = None,
+    marker: tuple[float, str] | None = None,
+    width: float = 440,
+) -> str:
+    """Lines with error bands. marker: a place on the x axis to point out."""
+    drawing = Drawing(width, 282, title)
+    left = 62.0
+    top = _legend(drawing, series, left)
+    xs = [float(v) for s in series for v in s.x]
+    ys = [v + e * d for s in series for v, e in _with_error(s) for d in (-1, 1)]
+    if names:
+        x = Scale(-0.35, len(names) - 0.65, left, width - 12)
+    elif log_x:
+        x = Scale(min(xs), max(max(xs), 2 * min(xs)), left, width - 12, True)
+    else:
+        x = fitted(xs, left, width - 12)
+    y = fitted(ys, 236, top, log=log_y, zero=zero)
+    _axes(drawing, x, y, x_label, y_label, names)
+    if marker is not None:
+        drawing.path(f"M{short(x(marker[0]))} {short(top)}V236", class_="marker")
+        drawing.text(x(marker[0]) + 5, top + 11, marker[1], class_="tick")
+    for s in series:
+        _draw_series(drawing, s, x, y)
+    return drawing.render()
+
+
+def _with_error(s: Series) -> list[tuple[float, float]]:
+    errors = s.error or [0.0] * len(s.y)
+    return [(v, e or 0.0) for v, e in zip(s.y, errors, strict=True) if v is not None]
+
+
+def _draw_series(drawing: Drawing, s: Series, x: Scale, y: Scale) -> None:
+    errors = s.error or [0.0] * len(s.y)
+    rows = [
+        (x(a), b, e or 0.0)
+        for a, b, e in zip(s.x, s.y, errors, strict=True)
+        if b is not None and (b > 0 or not y.log)
+    ]
+    if not rows:
+        return
+
+    def at(value: float) -> float:
+        return y(max(value, y.low))
+
+    if s.error:
+        above = [f"{short(a)} {short(at(b + e))}" for a, b, e in rows]
+        below = [f"{short(a)} {short(at(b - e))}" for a, b, e in reversed(rows)]
+        drawing.path(f"M{'L'.join(above + below)}Z", class_=f"band f{s.color}")
+    style = f"line c{s.color}" + (" dash" if s.dashed else "")
+    if len(rows) > 1:
+        drawing.path("M" + "L".join(f"{short(a)} {short(at(b))}" for a, b, _ in rows), class_=style)
+    if s.dots or len(rows) == 1:
+        for a, b, e in rows:
+            if e:
+                drawing.path(f"M{short(a)} {short(at(b - e))}V{short(at(b + e))}", class_=style)
+            drawing.add("circle", cx=a, cy=at(b), r=3, class_=f"f{s.color}")
+
+
+def scatter(
+    xs: Sequence[float],
+    ys: Sequence[float],
+    values: Sequence[float],
+    title: str,
+    x_label: str,
+    y_label: str,
+    value_label: str,
+    *,
+    groups: bool = False,
+) -> str:
+    """Points coloured by a value (with a colour bar) or, with `groups`, by their group."""
+    drawing = Drawing(440, 300, title)
+    x, y = fitted(xs, 62, 428), fitted(ys, 250, 34)
+    _axes(drawing, x, y, x_label, y_label)
+    low, high = min(values), max(values)
+    levels = len(RAMP)
+    paths: dict[str, list[str]] = {}
+    for a, b, v in zip(xs, ys, values, strict=True):
+        share = (v - low) / (high - low) if high > low else 0
+        level = int(v) % NUM_COLORS if groups else min(levels - 1, int(levels * share))
+        # A line of no length with round ends is a dot, in a third of a circle's bytes.
+        paths.setdefault(level, []).append(f"M{short(x(a))} {short(y(b))}h0")
+    for level, dots in sorted(paths.items()):
+        color = {"class_": f"dot c{level}"}
+        if not groups:
+            color = {"class_": "dot", "stroke": RAMP[level]}
+        drawing.path("".join(dots), **color)
+    if groups:
+        drawing.text(62, 14, value_label)
+    else:
+        _colour_bar(drawing, low, high, value_label)
+    return drawing.render()
+
+
+def _colour_bar(drawing: Drawing, low: float, high: float, text: str) -> None:
+    drawing.text(62, 14, text)
+    left = 62 + CHAR * len(text) + 14
+    drawing.text(left, 14, label(low), class_="tick")
+    left += CHAR * len(label(low)) + 6
+    for i, color in enumerate(RAMP):
+        drawing.add("rect", x=left + 16.0 * i, y=5.0, width=16.5, height=10, fill=color)
+    drawing.text(left + 16 * len(RAMP) + 6, 14, label(high), class_="tick")
+
+
+def heat_maps(
+    maps: Sequence[Sequence[tuple[str, Sequence[Sequence[float]]]]],
+    title: str,
+    x_label: str,
+    y_label: str,
+    *,
+    cell: tuple[float, float] = (120, 84),
+    marks: Sequence[Sequence[Sequence[int]]] | None = None,
+    share_scale: bool = True,
+) -> str:
+    """Rows of named heat maps of numbers from 0 to 1. share_scale: each is scaled to its largest.
+    marks: for each map of each row, a row index for every column to point out."""
+    wide, high = cell
+    columns = max(map(len, maps))
+    drawing = Drawing(34 + columns * (wide + 12), 30 + len(maps) * (high + 26), title)
+    for i, row in enumerate(maps):
+        for j, (name, matrix) in enumerate(row):
+            x, y = 28 + j * (wide + 12), 18 + i * (high + 26)
+            drawing.text(x, y - 4, name, class_="tick")
+            top = max((max(r) for r in matrix), default=1.0) if share_scale else 1.0
+            cells(drawing, matrix, x, y, wide, high, top or 1.0)
+            if marks:
+                _marks(drawing, marks[i][j], len(matrix), x, y, wide, high)
+    drawing.text(28 + columns * (wide + 12) / 2, drawing.height - 4, x_label, "middle")
+    middle = (drawing.height - 20) / 2
+    drawing.text(13, middle, y_label, "middle", transform=f"rotate(-90 13 {short(middle)})")
+    return drawing.render()
+
+
+def _marks(drawing: Drawing, rows, count: int, x: float, y: float, wide: float, high: float):
+    dots = "".join(
+        f"M{short(x + (j + 0.5) * wide / len(rows))} {short(y + (i + 0.5) * high / count)}h0"
+        for j, i in enumerate(rows)
+    )
+    drawing.path(dots, class_="truth")
+
+
+def table_map(
+    values: Sequence[Sequence[float | None]],
+    texts: Sequence[Sequence[str]],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    title: str,
+) -> str:
+    """Numbers in cells that are shaded by a value from 0 to 1."""
+    left = 14 + CHAR * max(map(len, rows))
+    wide = max(52.0, 10 + CHAR * max(map(len, [*columns, *(t for row in texts for t in row)])))
+    drawing = Drawing(left + wide * len(columns) + 4, 26 + 28 * len(rows), title)
+    for j, name in enumerate(columns):
+        drawing.text(left + wide * (j + 0.5), 15, name, "middle", class_="tick")
+    for i, name in enumerate(rows):
+        y = 22.0 + 28 * i
+        drawing.text(left - 8, y + 18, name, "end", class_="tick")
+        for j, value in enumerate(values[i]):
+            if value is None:
+                continue
+            x = left + wide * j
+            drawing.add("rect", x=x, y=y, width=wide - 3, height=25, class_="frame")
+            drawing.add(
+                "rect",
+                x=x,
+                y=y,
+                width=wide - 3,
+                height=25,
+                class_="heat",
+                fill_opacity=f"{0.75 * min(1.0, max(0.0, value)):.2f}",
+            )
+            drawing.text(x + (wide - 3) / 2, y + 17, texts[i][j], "middle")
+    return drawing.render()
+
+
+def dots(
+    rows: Sequence[tuple[str, float, float, int]], title: str, x_label: str, *, log: bool = True
+) -> str:
+    """One row a name: a point with its error bar and colour."""
+    left = 14 + CHAR * max(len(row[0]) for row in rows)
+    drawing = Drawing(max(440.0, left + 280), 52 + 22 * len(rows), title)
+    bottom = 10.0 + 22 * len(rows)
+    x = fitted([v for _, v, _, _ in rows], left, drawing.width - 16, log=log, zero=not log)
+    for tick in x.ticks():
+        drawing.path(f"M{short(x(tick))} 6V{short(bottom)}", class_="grid")
+        drawing.text(x(tick), bottom + 15, label(tick), "middle", class_="tick")
+    for i, (name, value, error, color) in enumerate(rows):
+        y = 18.0 + 22 * i
+        drawing.text(left - 10, y + 4, name, "end", class_="tick")
+        if log and value <= 0:
+            continue
+        low, high = (max(value + d * error, x.low) for d in (-1, 1))
+        drawing.path(f"M{short(x(low))} {short(y)}H{short(x(high))}", class_=f"line c{color}")
+        drawing.add("circle", cx=x(value), cy=y, r=4.5, class_=f"f{color}")
+    drawing.text((left + drawing.width) / 2, bottom + 34, x_label, "middle")
+    return drawing.render()

@@ -1,0 +1,221 @@
+"""One self-contained HTML page from one or several runs."""
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from bwt.report import causes, charts, looking, paper, words
+from bwt.report.cards import Card, table
+from bwt.report.charts import Series
+from bwt.report.overview import overview
+from bwt.report.reading import Run, read
+from bwt.report.style import FIGURE_STYLE, PAGE_STYLE
+from bwt.rundir import write_atomically
+
+# Section of geometry.json -> its cards, in the order of the page.
+INSIDE = {
+    "examples": looking.examples,
+    "attention": looking.attention,
+    "keys": looking.keys,
+    "manifold": looking.manifold,
+    "probes": looking.probes,
+    "ablation": causes.ablation,
+    "dissociation": causes.dissociation,
+    "clusters": causes.clusters,
+    "lengths": causes.lengths,
+}
+
+
+def report(paths: Sequence[str | Path], out: str | Path | None = None) -> Path:
+    """Writes report.html (by default into the run, or for several runs into the working directory)
+    and, for each run, its figures as figures/*.svg; returns the path of the page."""
+    runs = [read(path) for path in paths]
+    if out is None:
+        out = runs[0].path / "report.html" if len(runs) == 1 else Path("report.html")
+    cards = [(overview(run), inside(run)) for run in runs]
+    for run, groups in zip(runs, cards, strict=True):
+        _write_figures(run, [card for group in groups for card in group])
+    text = _page(runs, cards)
+    write_atomically(Path(out), lambda path: path.write_text(text, encoding="utf-8"))
+    return Path(out)
+
+
+def inside(run: Run) -> list[Card]:
+    """What `bwt geometry` and `bwt ablate` found; parts that were not run are left out."""
+    return [
+        card
+        for name, build in INSIDE.items()
+        if name in run.geometry
+        for card in build(run.geometry[name])
+    ]
+
+
+def _write_figures(run: Run, cards: Sequence[Card]) -> None:
+    for card in cards:
+        if card.picture.startswith("<svg"):
+            head, tail = card.picture.split(">", 1)
+            text = f"{head}><style>{FIGURE_STYLE}</style>{tail}\n"
+            path = run.path / "figures" / f"{card.name}.svg"
+            write_atomically(path, lambda file, text=text: file.write_text(text, encoding="utf-8"))
+
+
+def _page(runs: Sequence[Run], cards) -> str:
+    title = "bwt: " + (runs[0].name if len(runs) == 1 else f"{len(runs)} runs")
+    body = [
+        "<header><h1>How far from exact Bayes?</h1>"
+        "<p>Small models, trained on tasks whose exact posterior is known at every step; distances "
+        "in bits. Errors (±) are one standard error over sequences.</p></header>",
+        _comparison(runs),
+    ]
+    for i, (run, (first, second)) in enumerate(zip(runs, cards, strict=True)):
+        body.append(_run(f"run{i}", run, first, second))
+    body.append(_definitions())
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        f"<title>{escape(title)}</title><style>{PAGE_STYLE}{FIGURE_STYLE}</style></head>\n"
+        f"<body><main>{''.join(body)}</main></body></html>\n"
+    )
+
+
+def _comparison(runs: Sequence[Run]) -> str:
+    head = ["run", "task", "model", "parameters", "KL / bits", "best floor", "entropy error / bits",
+            "… of means", "the paper", "TVD", "accuracy", "Bayes'"]  # fmt: skip
+    rows = []
+    for i, run in enumerate(runs):
+        model, exact = (run.evaluation[k]["overall"] for k in ("model", "exact"))
+        floor = words.best_floor(run.evaluation)
+        floor_kl = run.evaluation["floors"][floor]["overall"]["kl"]
+        warning = "" if words.beats(model["kl"], floor_kl) else " (not beaten)"
+        rows.append(
+            [
+                f'<a href="#run{i}">{escape(run.name)}</a>',
+                run.config["task"],
+                run.config["model"],
+                f"{run.num_parameters:,}",
+                f"<b>{words.pm(model['kl'])}</b>",
+                f"{words.num(floor_kl['mean'])}, {floor}{warning}",
+                words.pm(model["entropy_mae"]),
+                words.num(model["entropy_mae_of_mean"]["mean"]),
+                paper.HEADLINE.get((run.config["task"], run.config["model"]), "–"),
+                words.num(model["tvd"]["mean"]),
+                words.percent(model["accuracy"]["mean"]),
+                words.percent(exact["accuracy"]["mean"]),
+            ]  # fmt: skip
+        )
+    text = (
+        "KL: bits lost against exact Bayes. Entropy error: of each sequence and step, then the "
+        "mean; “of means” averages over sequences first, as the paper does for bijections, and can "
+        "only be smaller. The paper's numbers are entropy errors (recall: accuracy), quoted "
+        "second-hand, from other sizes and budgets."
+    )
+    pictures = _overlays(runs) if len(runs) > 1 else ""
+    return f"<section>{table(head, rows)}<p class='note'>{text}</p>{pictures}</section>"
+
+
+def _overlays(runs: Sequence[Run]) -> str:
+    cards = []
+    rows = [(r.name, *_kl(r), i % charts.NUM_COLORS) for i, r in enumerate(runs)]
+    cards.append(
+        Card(
+            "compare",
+            "All runs",
+            charts.dots(rows, "KL of all runs", "KL to exact posterior / bits"),
+            "Comparable only within a task: tasks differ in how many bits there are to lose.",
+        )
+    )
+    for task in dict.fromkeys(r.config["task"] for r in runs):
+        same = [(i, r) for i, r in enumerate(runs) if r.config["task"] == task]
+        if len(same) > 1:
+            series = [_kl_series(r, i % charts.NUM_COLORS) for i, r in same]
+            picture = charts.lines(
+                series, task, "step in the sequence", "KL to exact posterior / bits", log_y=True
+            )
+            best = min(same, key=lambda pair: _kl(pair[1])[0])[1]
+            reading = (
+                f"Over all steps {escape(best.name)} is nearest: {words.num(_kl(best)[0])} bits."
+            )
+            cards.append(Card(f"compare-{task}", f"Step by step: {task}", picture, reading))
+    return _grid(cards)
+
+
+def _kl(run: Run) -> tuple[float, float]:
+    kl = run.evaluation["model"]["overall"]["kl"]
+    return kl["mean"], kl["se"] or 0.0
+
+
+def _kl_series(run: Run, color: int) -> Series:
+    kl = run.evaluation["model"]["per_position"]["kl"]
+    return Series(run.name, list(range(1, len(kl["mean"]) + 1)), kl["mean"], kl["se"], color)
+
+
+def _run(anchor: str, run: Run, first: Sequence[Card], second: Sequence[Card]) -> str:
+    commands = [
+        f"bwt {command} {run.path}"
+        for command, key in (("geometry", "manifold"), ("ablate", "ablation"))
+        if key not in run.geometry
+    ]
+    missing = ""
+    if commands:
+        shown = " and ".join(f"<code>{escape(c)}</code>" for c in commands)
+        missing = f"<p class='note'>More is shown after {shown}.</p>"
+    skipped = [
+        f"{title}: {run.geometry[key]['reason']}."
+        for key, title in (("clusters", "Clusters"), ("lengths", "Longer sequences"))
+        if "reason" in run.geometry.get(key, {})
+    ]
+    if skipped:
+        missing += f"<p class='note'>Not measured. {escape(' '.join(skipped))}</p>"
+    return (
+        f'<section id="{anchor}"><h2>{escape(run.name)}</h2>'
+        f"<p class='what'>{escape(_facts(run))}</p>{_grid(first)}"
+        + (f"<h2 class='sub'>Inside {escape(run.name)}</h2>{_grid(second)}" if second else "")
+        + f"{missing}</section>"
+    )
+
+
+def _facts(run: Run) -> str:
+    config = run.config
+    return (
+        f"{run.what}, {run.num_parameters:,} parameters ({_options(config['model_options'])}). "
+        f"Task: {_options(config['task_options'])}. {config['steps']:,} steps of "
+        f"{config['batch_size']} fresh sequences, learning from "
+        f"{'draws' if config['targets'] == 'sampled' else 'the exact posterior'}, seed "
+        f"{config['seed']}; evaluated on {run.evaluation['num_sequences']:,} others."
+    )
+
+
+def _options(options: dict[str, Any]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in options.items())
+
+
+def _grid(cards: Sequence[Card]) -> str:
+    return f'<div class="grid">{"".join(map(_card, cards))}</div>'
+
+
+def _card(card: Card) -> str:
+    note = f'<p class="note">{escape(card.note)}</p>' if card.note else ""
+    wide = ' class="wide"' if card.wide else ""
+    return (
+        f"<figure{wide}><h3>{escape(card.title)}</h3>{card.picture}"
+        f"<figcaption><p>{escape(card.reading)}</p>{note}</figcaption></figure>"
+    )
+
+
+def _definitions() -> str:
+    rows = [
+        ("KL", "Σ p log₂(p/q) of exact posterior p and prediction q, in the mean"),
+        ("entropy error", "|H(q) − H(p)| of each sequence and step, then the mean"),
+        ("floor", "a predictor that lacks an ability: uniform; constant (knows the position only); "
+         "lookup (recalls, does not eliminate); unbound (knows the sets, not the pairs); memory-k "
+         "(an exact filter that sees only the last k observations)"),
+        ("given position", "the mean of each position is taken away first, from both quantities"),
+        ("probe", "ridge regression, fitted on half of the sequences, scored on the others"),
+        ("untrained", "the same model with the random weights it began with"),
+        ("Jensen-Shannon", "between attention maps, each head and step on its own, then the mean"),
+        ("CKA", "likeness of two clouds of states up to rotation and scale; distance is 1 − CKA"),
+    ]  # fmt: skip
+    items = "".join(f"<dt>{escape(a)}</dt><dd>{escape(b)}</dd>" for a, b in rows)
+    return f"<section><h2>Words used</h2><dl>{items}</dl></section>"
