@@ -90,13 +90,15 @@ def _fitted(x: Tensor, entropy: Tensor) -> dict:
 
 
 def _points(x: Tensor, entropy: Tensor) -> dict:
-    """The first two components of some states."""
-    sequences = max(1, POINTS // x.shape[1])
-    plane = stats.pca(x)(x[:sequences], 2)
-    steps = torch.arange(1, x.shape[1] + 1).expand(len(plane), -1)
+    """The first two components of some states, taken at random: a few whole sequences would look
+    like clusters."""
+    plane = stats.pca(x)(x, 2).flatten(0, 1)
+    chosen = torch.randperm(len(plane), generator=torch.Generator().manual_seed(0))[:POINTS]
+    steps = torch.arange(1, x.shape[1] + 1).repeat(len(x))[chosen]
+    chosen = chosen.to(x.device)
     return {
-        "x": plane[..., 0].flatten().tolist(),
-        "y": plane[..., 1].flatten().tolist(),
-        "entropy": entropy[:sequences].flatten().tolist(),
-        "step": steps.flatten().tolist(),
+        "x": plane[chosen, 0].tolist(),
+        "y": plane[chosen, 1].tolist(),
+        "entropy": entropy.flatten()[chosen].tolist(),
+        "step": steps.tolist(),
     }

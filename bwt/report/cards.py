@@ -18,7 +18,10 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Cells are plain text of ours: numbers and names, already safe."""
 
     def line(cells: Sequence[str], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{cell}</{tag}>" for cell in cells) + "</tr>"
+        # Long cells may break, or a table of numbers would not fit the page.
+        wrap = [' class="wrap"' if len(cell) > 22 and "<" not in cell else "" for cell in cells]
+        inner = "".join(f"<{tag}{w}>{cell}</{tag}>" for cell, w in zip(cells, wrap, strict=True))
+        return f"<tr>{inner}</tr>"
 
     body = "".join(line(row, "td") for row in rows)
     inner = f"<thead>{line(head, 'th')}</thead><tbody>{body}</tbody>"

@@ -177,7 +177,7 @@ def heat_maps(
     marks: for each map of each row, a row index for every column to point out."""
     wide, high = cell
     columns = max(map(len, maps))
-    drawing = Drawing(34 + columns * (wide + 12), 30 + len(maps) * (high + 26), title)
+    drawing = Drawing(34 + columns * (wide + 12), 18 + len(maps) * (high + 26), title)
     for i, row in enumerate(maps):
         for j, (name, matrix) in enumerate(row):
             x, y = 28 + j * (wide + 12), 18 + i * (high + 26)

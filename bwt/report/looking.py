@@ -34,8 +34,8 @@ def examples(section) -> list[Card]:
         share_scale=False,
     )
     reading = (
-        "Darker is more probable; a dot is what was really the case. Above the exact posterior, "
-        f"below the model. The largest difference in these sequences is {words.num(furthest)}."
+        "Stronger colour is more probable (square root); a dot is what was really the case. Above "
+        f"the exact posterior, below the model. The largest difference in these sequences is {words.num(furthest)}."
     )
     return [Card("examples", "Three sequences", picture, reading, wide=True)]
 
@@ -47,14 +47,14 @@ def attention(section) -> list[Card]:
         (
             "example",
             "Attention in one sequence",
-            "Rows are the steps that are asked, columns all "
-            "positions before; darker is more attention, each head scaled to its largest weight.",
+            "Rows are the steps that are asked, columns all positions before; stronger colour is "
+            "more attention (square root, each head scaled to its largest weight).",
         ),
         (
             "maps",
             "Attention, mean of all sequences",
-            f"The same, averaged over {section['sequences']} sequences: what remains is routing by "
-            "position, not by content.",
+            f"The same, averaged over {section['sequences']} sequences: routing by content is "
+            "blurred, routing by position stays sharp.",
         ),
     ):
         maps = [
@@ -227,13 +227,17 @@ def probes(section) -> list[Card]:
         ]
         unit = "R² given position" if key == "within" else "R²"
         picture = charts.lines(
-            series, f"Probe of the {target}", "layer (a: after its attention)", unit, names=names,
+            series,
+            f"Probe of the {words.TARGETS[target]}",
+            "layer (a: after its attention)",
+            unit,
+            names=names,
             zero=True,
-        )  # fmt: skip
+        )
         cards.append(
             Card(
                 f"probe-{target}",
-                f"Can the {target} be read off the states?",
+                f"Can the {words.TARGETS[target]} be read off the states?",
                 picture,
                 words.probes(section, target),
                 paper.PROBES if target == "posterior" else "",

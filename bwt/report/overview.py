@@ -10,7 +10,7 @@ from bwt.report.reading import Run
 
 def overview(run: Run) -> list[Card]:
     evaluation = run.evaluation
-    return [_entropy_by_step(run), _kl_by_step(run), _learning(run), _floors(evaluation)]
+    return [_floors(evaluation), _kl_by_step(run), _entropy_by_step(run), _learning(run)]
 
 
 def _steps(run: Run) -> list[int]:
@@ -20,8 +20,8 @@ def _steps(run: Run) -> list[int]:
 def _entropy_by_step(run: Run) -> Card:
     scores = {k: run.evaluation[k]["per_position"]["entropy"] for k in ("exact", "model")}
     series = [
+        Series("model", _steps(run), scores["model"]["mean"], scores["model"]["se"]),
         Series("exact Bayes", _steps(run), scores["exact"]["mean"], color=1, dashed=True),
-        Series("model", _steps(run), scores["model"]["mean"], scores["model"]["se"], color=0),
     ]
     gap = [
         abs(a - b) for a, b in zip(scores["exact"]["mean"], scores["model"]["mean"], strict=True)
@@ -92,12 +92,13 @@ def _floors(evaluation: dict[str, Any]) -> Card:
         color = 3 if name.startswith("memory-") and name != "memory-0" else 2
         rows.append((name, *_pair(score["overall"]["kl"]), color))
     picture = charts.dots(rows, "Model and floors", "KL to exact posterior / bits")
-    return Card(
-        "floors",
-        "What the number means",
-        picture,
-        words.headline(evaluation),
+    reading = (
+        "Bits lost against exact Bayes, in the mean. Grey: predictors that lack an ability (see "
+        "the end of the page)."
     )
+    if any(color == 3 for *_, color in rows):
+        reading += " Green: exact filters that see only the last k observations, as a scale."
+    return Card("floors", "What the number means", picture, reading)
 
 
 def _pair(e: dict[str, float]) -> tuple[float, float]:

@@ -82,13 +82,14 @@ def _page(runs: Sequence[Run], cards) -> str:
 
 def _comparison(runs: Sequence[Run]) -> str:
     head = ["run", "task", "model", "parameters", "KL / bits", "best floor", "entropy error / bits",
-            "… of means", "the paper", "TVD", "accuracy", "Bayes'"]  # fmt: skip
+            "of means", "the paper's", "TVD", "accuracy"]  # fmt: skip
     rows = []
     for i, run in enumerate(runs):
         model, exact = (run.evaluation[k]["overall"] for k in ("model", "exact"))
         floor = words.best_floor(run.evaluation)
         floor_kl = run.evaluation["floors"][floor]["overall"]["kl"]
-        warning = "" if words.beats(model["kl"], floor_kl) else " (not beaten)"
+        warning = "" if words.beats(model["kl"], floor_kl) else ", NOT beaten"
+        quoted = paper.HEADLINE.get((run.config["task"], run.config["model"]), "–")
         rows.append(
             [
                 f'<a href="#run{i}">{escape(run.name)}</a>',
@@ -96,13 +97,13 @@ def _comparison(runs: Sequence[Run]) -> str:
                 run.config["model"],
                 f"{run.num_parameters:,}",
                 f"<b>{words.pm(model['kl'])}</b>",
-                f"{words.num(floor_kl['mean'])}, {floor}{warning}",
+                f"{words.num(floor_kl['mean'])} ({floor}{warning})",
                 words.pm(model["entropy_mae"]),
                 words.num(model["entropy_mae_of_mean"]["mean"]),
-                paper.HEADLINE.get((run.config["task"], run.config["model"]), "–"),
+                quoted,
                 words.num(model["tvd"]["mean"]),
-                words.percent(model["accuracy"]["mean"]),
-                words.percent(exact["accuracy"]["mean"]),
+                f"{words.percent(model['accuracy']['mean'])} "
+                f"(Bayes: {words.percent(exact['accuracy']['mean'])})",
             ]  # fmt: skip
         )
     text = (
@@ -170,6 +171,7 @@ def _run(anchor: str, run: Run, first: Sequence[Card], second: Sequence[Card]) -
         missing += f"<p class='note'>Not measured. {escape(' '.join(skipped))}</p>"
     return (
         f'<section id="{anchor}"><h2>{escape(run.name)}</h2>'
+        f"<p class='lead'>{escape(words.headline(run.evaluation))}</p>"
         f"<p class='what'>{escape(_facts(run))}</p>{_grid(first)}"
         + (f"<h2 class='sub'>Inside {escape(run.name)}</h2>{_grid(second)}" if second else "")
         + f"{missing}</section>"

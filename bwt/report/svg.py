@@ -70,6 +70,8 @@ def label(value: float) -> str:
         return "0"
     if abs(value) >= 10_000:
         return f"{value / 1000:g}k"
+    if abs(value) >= 1000:
+        return f"{value:.0f}"
     return f"{value:.3g}" if abs(value) >= 1e-3 else f"{value:.0e}".replace("e-0", "e-")
 
 
@@ -113,12 +115,13 @@ def cells(
     h: float,
     top: float = 1.0,
 ) -> None:
-    """A heat map in the rectangle: opacity of one colour, `top` being opaque. Runs of equal cells
-    in a row are one piece, and each level is one path."""
+    """A heat map in the rectangle: the opacity of one colour is the square root of a value's share
+    of `top`, so that small values are seen. Runs of equal cells in a row are one piece, and each
+    level is one path."""
     paths: dict[int, list[str]] = {}
     high, wide = h / len(matrix), w / len(matrix[0])
     for i, row in enumerate(matrix):
-        levels = [min(LEVELS, round(LEVELS * v / top)) for v in row]
+        levels = [min(LEVELS, round(LEVELS * math.sqrt(max(0.0, v) / top))) for v in row]
         start = 0
         for j in range(1, len(row) + 1):
             if j == len(row) or levels[j] != levels[start]:

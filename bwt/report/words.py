@@ -3,6 +3,11 @@
 from typing import Any
 
 Section = dict[str, Any]
+TARGETS = {
+    "posterior": "posterior",
+    "entropy": "entropy",
+    "eliminated": "set of ruled-out outcomes",
+}
 
 
 def num(x: float | None) -> str:
@@ -170,7 +175,9 @@ def dissociation(section: Section) -> str:
             f"{settled['attention']} on (of {last}); the KL is {num(then)} bits then and "
         )
         if factor > 2:
-            text += f"falls by another factor of {num(factor)} while attention hardly changes. "
+            text += (
+                f"falls by another factor of {num(factor)} while attention goes the last tenth. "
+            )
         else:
             text += (
                 f"changes by a factor of {num(factor)} after that: no dissociation to speak of. "
@@ -189,7 +196,7 @@ def probes(section: Section, target: str) -> str:
     best = max(range(len(rows)), key=lambda i: rows[i][key]["mean"])
     held = "with the position held fixed, " if key == "within" else ""
     text = (
-        f"The {target} can be read linearly best at {stage(stages[best])}: {held}R² "
+        f"The {TARGETS[target]} can be read linearly best at {stage(stages[best])}: {held}R² "
         f"{pm(rows[best][key])}; in the untrained model "
         f"{pm(rows[best]['untrained_' + key])}"
     )
