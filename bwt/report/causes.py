@@ -71,7 +71,7 @@ def _interchange(rows) -> Card:
             color=i,
             dots=True,
             dashed=k == "plain",
-        )  # fmt: skip
+        )
         for i, (k, name) in enumerate(
             {
                 "other": "to the other's posterior",
@@ -81,9 +81,13 @@ def _interchange(rows) -> Card:
         )
     ]
     picture = charts.lines(
-        series, "Interchange", "state exchanged after layer", "KL / bits",
-        names=[str(i) for i in layers], log_y=True,
-    )  # fmt: skip
+        series,
+        "Interchange",
+        "state exchanged after layer",
+        "KL / bits",
+        names=[str(i) for i in layers],
+        log_y=True,
+    )
     return Card("interchange", "Does a state carry the belief?", picture, words.interchange(rows))
 
 
@@ -103,9 +107,13 @@ def dissociation(section) -> list[Card]:
     distance = share(lambda r: r["distance"])
     series.append(Series("states to final", steps, distance, color=2, dots=True))
     picture = charts.lines(
-        series, "Frame and precision", "training step", "share of the value at the start",
-        log_x=True, log_y=True,
-    )  # fmt: skip
+        series,
+        "Frame and precision",
+        "training step",
+        "share of the value at the start",
+        log_x=True,
+        log_y=True,
+    )
     shapes = [
         Series("spread of certain states", steps, [r["spread"] for r in rows], dots=True),
         Series("PC1 share", steps, [r["pc1"] for r in rows], color=1, dots=True),
@@ -113,9 +121,7 @@ def dissociation(section) -> list[Card]:
     if "entropy_r2" in rows[-1]:
         r2 = [max(0.0, r["entropy_r2"]) for r in rows]
         shapes.append(Series("entropy R²", steps, r2, color=2, dots=True))
-    second = charts.lines(
-        shapes, "Unfurling", "training step", "share", log_x=True, zero=True
-    )  # fmt: skip
+    second = charts.lines(shapes, "Unfurling", "training step", "share", log_x=True, zero=True)
     return [
         Card(
             "dissociation",
@@ -143,9 +149,15 @@ def clusters(section) -> list[Card]:
     found = section["trained"]
     x, y = zip(*found["plane"], strict=True)
     picture = charts.scatter(
-        x, y, found["outcome"], "Final states by likeliest outcome", "component 1", "component 2",
-        "colour: likeliest outcome under the exact posterior", groups=True,
-    )  # fmt: skip
+        x,
+        y,
+        found["outcome"],
+        "Final states by likeliest outcome",
+        "component 1",
+        "component 2",
+        "colour: likeliest outcome under the exact posterior",
+        groups=True,
+    )
     reading = words.clusters(section)
     if found["outcomes"] > charts.NUM_COLORS:
         reading += f" Colours repeat after {charts.NUM_COLORS} outcomes."
@@ -161,8 +173,12 @@ def lengths(section) -> list[Card]:
         for i, (key, label) in enumerate({"kl": "KL", "entropy_mae": "entropy error"}.items())
     ]
     picture = charts.lines(
-        series, "Longer sequences", "step in the sequence", "bits", log_y=True,
+        series,
+        "Longer sequences",
+        "step in the sequence",
+        "bits",
+        log_y=True,
         marker=(section["trained"] + 0.5, "trained to here"),
-    )  # fmt: skip
+    )
     reading = words.lengths(section)
     return [Card("lengths", "Beyond the trained length", picture, reading, paper.LENGTHS)]

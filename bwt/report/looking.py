@@ -35,7 +35,8 @@ def examples(section) -> list[Card]:
     )
     reading = (
         "Stronger colour is more probable (square root); a dot is what was really the case. Above "
-        f"the exact posterior, below the model. The largest difference in these sequences is {words.num(furthest)}."
+        "the exact posterior, below the model. The largest difference in these sequences is "
+        f"{words.num(furthest)}."
     )
     return [Card("examples", "Three sequences", picture, reading, wide=True)]
 
@@ -173,8 +174,18 @@ def manifold(section) -> list[Card]:
 
 
 def _manifold_table(section) -> Card:
-    head = ["", "PC1", "PC1+2", "dim.", "R² PC1", "given position", "|ρ| PC1", "given position",
-            "R² fitted", "given position"]  # fmt: skip
+    head = [
+        "",
+        "PC1",
+        "PC1+2",
+        "dim.",
+        "R² PC1",
+        "given position",
+        "|ρ| PC1",
+        "given position",
+        "R² fitted",
+        "given position",
+    ]
     rows = []
     for label, cloud in section["clouds"].items():
         first, fitted = cloud["first"], cloud["fitted"]
@@ -190,7 +201,7 @@ def _manifold_table(section) -> Card:
                 words.pm(first["spearman_within"]),
                 words.pm(fitted["r2"]),
                 words.pm(fitted["r2_within"]),
-            ]  # fmt: skip
+            ]
         )
     reading = (
         "How well one coordinate gives the posterior entropy: the first principal component (R² "

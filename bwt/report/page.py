@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
 
-from bwt.report import causes, charts, looking, paper, words
-from bwt.report.cards import Card, table
-from bwt.report.charts import Series
+from bwt.report import causes, looking, words
+from bwt.report.cards import Card
+from bwt.report.compare import comparison, describe, overlays
 from bwt.report.overview import overview
 from bwt.report.reading import Run, read
 from bwt.report.style import FIGURE_STYLE, PAGE_STYLE
@@ -66,7 +65,7 @@ def _page(runs: Sequence[Run], cards) -> str:
         "<header><h1>How far from exact Bayes?</h1>"
         "<p>Small models, trained on tasks whose exact posterior is known at every step; distances "
         "in bits. Errors (±) are one standard error over sequences.</p></header>",
-        _comparison(runs),
+        f"<section>{comparison(runs)}{_grid(overlays(runs))}</section>",
     ]
     for i, (run, (first, second)) in enumerate(zip(runs, cards, strict=True)):
         body.append(_run(f"run{i}", run, first, second))
@@ -78,78 +77,6 @@ def _page(runs: Sequence[Run], cards) -> str:
         f"<title>{escape(title)}</title><style>{PAGE_STYLE}{FIGURE_STYLE}</style></head>\n"
         f"<body><main>{''.join(body)}</main></body></html>\n"
     )
-
-
-def _comparison(runs: Sequence[Run]) -> str:
-    head = ["run", "task", "model", "parameters", "KL / bits", "best floor", "entropy error / bits",
-            "of means", "the paper's", "TVD", "accuracy"]  # fmt: skip
-    rows = []
-    for i, run in enumerate(runs):
-        model, exact = (run.evaluation[k]["overall"] for k in ("model", "exact"))
-        floor = words.best_floor(run.evaluation)
-        floor_kl = run.evaluation["floors"][floor]["overall"]["kl"]
-        warning = "" if words.beats(model["kl"], floor_kl) else ", NOT beaten"
-        quoted = paper.HEADLINE.get((run.config["task"], run.config["model"]), "–")
-        rows.append(
-            [
-                f'<a href="#run{i}">{escape(run.name)}</a>',
-                run.config["task"],
-                run.config["model"],
-                f"{run.num_parameters:,}",
-                f"<b>{words.pm(model['kl'])}</b>",
-                f"{words.num(floor_kl['mean'])} ({floor}{warning})",
-                words.pm(model["entropy_mae"]),
-                words.num(model["entropy_mae_of_mean"]["mean"]),
-                quoted,
-                words.num(model["tvd"]["mean"]),
-                f"{words.percent(model['accuracy']['mean'])} "
-                f"(Bayes: {words.percent(exact['accuracy']['mean'])})",
-            ]  # fmt: skip
-        )
-    text = (
-        "KL: bits lost against exact Bayes. Entropy error: of each sequence and step, then the "
-        "mean; “of means” averages over sequences first, as the paper does for bijections, and can "
-        "only be smaller. The paper's numbers are entropy errors (recall: accuracy), quoted "
-        "second-hand, from other sizes and budgets."
-    )
-    pictures = _overlays(runs) if len(runs) > 1 else ""
-    return f"<section>{table(head, rows)}<p class='note'>{text}</p>{pictures}</section>"
-
-
-def _overlays(runs: Sequence[Run]) -> str:
-    cards = []
-    rows = [(r.name, *_kl(r), i % charts.NUM_COLORS) for i, r in enumerate(runs)]
-    cards.append(
-        Card(
-            "compare",
-            "All runs",
-            charts.dots(rows, "KL of all runs", "KL to exact posterior / bits"),
-            "Comparable only within a task: tasks differ in how many bits there are to lose.",
-        )
-    )
-    for task in dict.fromkeys(r.config["task"] for r in runs):
-        same = [(i, r) for i, r in enumerate(runs) if r.config["task"] == task]
-        if len(same) > 1:
-            series = [_kl_series(r, i % charts.NUM_COLORS) for i, r in same]
-            picture = charts.lines(
-                series, task, "step in the sequence", "KL to exact posterior / bits", log_y=True
-            )
-            best = min(same, key=lambda pair: _kl(pair[1])[0])[1]
-            reading = (
-                f"Over all steps {escape(best.name)} is nearest: {words.num(_kl(best)[0])} bits."
-            )
-            cards.append(Card(f"compare-{task}", f"Step by step: {task}", picture, reading))
-    return _grid(cards)
-
-
-def _kl(run: Run) -> tuple[float, float]:
-    kl = run.evaluation["model"]["overall"]["kl"]
-    return kl["mean"], kl["se"] or 0.0
-
-
-def _kl_series(run: Run, color: int) -> Series:
-    kl = run.evaluation["model"]["per_position"]["kl"]
-    return Series(run.name, list(range(1, len(kl["mean"]) + 1)), kl["mean"], kl["se"], color)
 
 
 def _run(anchor: str, run: Run, first: Sequence[Card], second: Sequence[Card]) -> str:
@@ -181,16 +108,12 @@ def _run(anchor: str, run: Run, first: Sequence[Card], second: Sequence[Card]) -
 def _facts(run: Run) -> str:
     config = run.config
     return (
-        f"{run.what}, {run.num_parameters:,} parameters ({_options(config['model_options'])}). "
-        f"Task: {_options(config['task_options'])}. {config['steps']:,} steps of "
+        f"{run.what}, {run.num_parameters:,} parameters ({describe(config['model_options'])}). "
+        f"Task: {describe(config['task_options'])}. {config['steps']:,} steps of "
         f"{config['batch_size']} fresh sequences, learning from "
         f"{'draws' if config['targets'] == 'sampled' else 'the exact posterior'}, seed "
         f"{config['seed']}; evaluated on {run.evaluation['num_sequences']:,} others."
     )
-
-
-def _options(options: dict[str, Any]) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in options.items())
 
 
 def _grid(cards: Sequence[Card]) -> str:
@@ -210,14 +133,17 @@ def _definitions() -> str:
     rows = [
         ("KL", "Σ p log₂(p/q) of exact posterior p and prediction q, in the mean"),
         ("entropy error", "|H(q) − H(p)| of each sequence and step, then the mean"),
-        ("floor", "a predictor that lacks an ability: uniform; constant (knows the position only); "
-         "lookup (recalls, does not eliminate); unbound (knows the sets, not the pairs); memory-k "
-         "(an exact filter that sees only the last k observations)"),
+        (
+            "floor",
+            "a predictor that lacks an ability: uniform; constant (knows the position only); "
+            "lookup (recalls, does not eliminate); unbound (knows the sets, not the pairs); memory-k "
+            "(an exact filter that sees only the last k observations)",
+        ),
         ("given position", "the mean of each position is taken away first, from both quantities"),
         ("probe", "ridge regression, fitted on half of the sequences, scored on the others"),
         ("untrained", "the same model with the random weights it began with"),
         ("Jensen-Shannon", "between attention maps, each head and step on its own, then the mean"),
         ("CKA", "likeness of two clouds of states up to rotation and scale; distance is 1 − CKA"),
-    ]  # fmt: skip
+    ]
     items = "".join(f"<dt>{escape(a)}</dt><dd>{escape(b)}</dd>" for a, b in rows)
     return f"<section><h2>Words used</h2><dl>{items}</dl></section>"

@@ -1,0 +1,58 @@
+"""Models whose inside is known, to test what is said about them."""
+
+import torch
+from torch import Tensor, nn
+
+from bwt import models
+from bwt.taps import Tapped
+from bwt.tasks import Bijection
+
+TASK = Bijection(num_symbols=6)
+
+
+class Seen(nn.Module):
+    """[B, T, 1 + 2V]: the position, the values seen so far, and the same again, scaled."""
+
+    def __init__(self, num_symbols: int):
+        super().__init__()
+        self.num_symbols = num_symbols
+
+    def forward(self, tokens: Tensor, features: Tensor | None = None) -> Tensor:
+        V = self.num_symbols
+        shown = nn.functional.one_hot(tokens, 2 * V)[..., V:].cumsum(1).float()
+        time = torch.arange(tokens.shape[1]).float().expand(tokens.shape)
+        return torch.cat((time[..., None], shown, 0.1 * shown), -1)
+
+
+class Planted(Tapped):
+    """Exact Bayes for a bijection whose keys do not repeat. The head reads the values seen so far;
+    the position and the copy are there, and unused. `blind`: nothing is used."""
+
+    def __init__(self, *, blind: bool = False):
+        super().__init__()
+        self.blind = blind
+        self.embed = Seen(TASK.num_symbols)
+        self.blocks = nn.ModuleList([nn.Identity()])
+        self.head = nn.Module()
+        self.head.norm = nn.Identity()
+
+    def forward(self, tokens: Tensor, features=None, positions=None) -> Tensor:
+        x = self.head.norm(self.blocks[0](self.embed(tokens, features)))
+        logits = -30.0 * x[..., 1 : 1 + TASK.num_symbols]
+        logits = torch.zeros_like(logits) if self.blind else logits
+        return logits if positions is None else logits[:, positions]
+
+
+def transformer(task=TASK, **options):
+    """With a head that is not zero, as it would be before training."""
+    options = {
+        "layers": 1,
+        "heads": 2,
+        "width": 32,
+        "norm": "layer",
+        "positions": "none",
+        **options,
+    }
+    model = models.build_for(task, "transformer", **options).eval()
+    nn.init.normal_(model.head.weight, std=0.3)
+    return model
