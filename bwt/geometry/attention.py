@@ -44,9 +44,14 @@ def _layer(captured: dict[str, Tensor], masks: dict[str, Tensor]) -> dict:
         "mass": {name: estimate(m.mean(-1)) for name, m in mass.items()},  # per head
         "mass_by_step": {name: estimate(m.mean(1)) for name, m in mass.items()},  # over heads
         "alignment_by_step": {name: _mean_where(cosine, mask) for name, mask in masks.items()},
-        "maps": weights.mean(0).tolist(),  # [H, P, T]
-        "example": weights[0].tolist(),
+        "maps": _rounded(weights.mean(0)),  # [H, P, T]
+        "example": _rounded(weights[0]),
     }
+
+
+def _rounded(maps: Tensor) -> list:
+    """As many digits as a picture needs: these are most of the file."""
+    return maps.double().round(decimals=3).tolist()
 
 
 def mass_on(weights: Tensor, mask: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """A run directory in, geometry.json out."""
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ from bwt.geometry.manifold import manifold
 from bwt.geometry.probes import probes
 from bwt.geometry.subject import SEED, Subject, blocks, has_attention
 from bwt.progress import Progress
-from bwt.rundir import RunDirectory, read_json, write_json
+from bwt.rundir import RunDirectory, read_json, write_atomically
 
 SEQUENCES = 512
 DIGITS = 5
@@ -126,7 +127,8 @@ def _merge(run: RunDirectory, found: dict[str, Any]) -> dict[str, Any]:
     if document.get("step", step) != step:
         document = {}
     document |= {**plain(found), "step": step}
-    write_json(path, document)
+    # Compact: with one number a line it would be three times as large.
+    write_atomically(path, lambda file: file.write_text(json.dumps(document) + "\n"))
     return document
 
 

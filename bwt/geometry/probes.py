@@ -15,6 +15,7 @@ from bwt.geometry.stats import estimate, ratio, varies_within
 from bwt.geometry.subject import Subject, stages
 
 RIDGE = 1e-4  # of the mean variance of a coordinate
+ROUNDING = 1e-7  # of the size of the states: what is smaller in float32 is not information
 
 
 class Probe(NamedTuple):
@@ -37,13 +38,15 @@ def fit(x: Tensor, y: Tensor, *, within: bool, order: Tensor | None = None) -> P
     x, y = x.double(), y.double()
     half = len(x) // 2
     axes = 0 if within else (0, 1)
+    noise = x[:half].square().mean() * ROUNDING**2
     x = x - x[:half].mean(axes)
     mean = y[:half].mean(axes)
     y = y - mean
     train_x, train_y = x[:half], y[:half] if order is None else y[:half][order]
     train_x, train_y = train_x.flatten(0, 1), train_y.flatten(0, 1)
     gram = train_x.t() @ train_x
-    ridge = RIDGE * gram.diagonal().mean() + torch.finfo(torch.float64).tiny
+    ridge = RIDGE * gram.diagonal().mean() + len(train_x) * noise
+    ridge = ridge.clamp_min(torch.finfo(torch.float64).tiny)
     weight = torch.linalg.lstsq(
         gram + ridge * torch.eye(len(gram), dtype=gram.dtype, device=gram.device),
         train_x.t() @ train_y,

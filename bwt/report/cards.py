@@ -2,6 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
+
+
+class Html(str):
+    """Text that is HTML already."""
 
 
 @dataclass(frozen=True)
@@ -15,13 +20,15 @@ class Card:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Cells are plain text of ours: numbers and names, already safe."""
+    def cell(text: str, tag: str) -> str:
+        if isinstance(text, Html):
+            return f"<{tag}>{text}</{tag}>"
+        # Long cells may break, or a table of numbers would not fit the page.
+        wrap = ' class="wrap"' if len(text) > 22 else ""
+        return f"<{tag}{wrap}>{escape(text)}</{tag}>"
 
     def line(cells: Sequence[str], tag: str) -> str:
-        # Long cells may break, or a table of numbers would not fit the page.
-        wrap = [' class="wrap"' if len(cell) > 22 and "<" not in cell else "" for cell in cells]
-        inner = "".join(f"<{tag}{w}>{cell}</{tag}>" for cell, w in zip(cells, wrap, strict=True))
-        return f"<tr>{inner}</tr>"
+        return f"<tr>{''.join(cell(text, tag) for text in cells)}</tr>"
 
     body = "".join(line(row, "td") for row in rows)
     inner = f"<thead>{line(head, 'th')}</thead><tbody>{body}</tbody>"

@@ -5,7 +5,7 @@ from html import escape
 from typing import Any
 
 from bwt.report import charts, paper, words
-from bwt.report.cards import Card, table
+from bwt.report.cards import Card, Html, table
 from bwt.report.charts import Series
 from bwt.report.reading import Run
 
@@ -34,11 +34,11 @@ def comparison(runs: Sequence[Run]) -> str:
         quoted = paper.HEADLINE.get((run.config["task"], run.config["model"]), "–")
         rows.append(
             [
-                f'<a href="#run{i}">{escape(run.name)}</a>',
+                Html(f'<a href="#run{i}">{escape(run.name)}</a>'),
                 run.config["task"],
                 run.config["model"],
                 f"{run.num_parameters:,}",
-                f"<b>{words.pm(model['kl'])}</b>",
+                Html(f"<b>{words.pm(model['kl'])}</b>"),
                 f"{words.num(floor_kl['mean'])} ({floor}{warning})",
                 words.pm(model["entropy_mae"]),
                 words.num(model["entropy_mae_of_mean"]["mean"]),

@@ -10,7 +10,7 @@ from bwt.report.compare import comparison, describe, overlays
 from bwt.report.overview import overview
 from bwt.report.reading import Run, read
 from bwt.report.style import FIGURE_STYLE, PAGE_STYLE
-from bwt.rundir import write_atomically
+from bwt.rundir import RunError, write_atomically
 
 # Section of geometry.json -> its cards, in the order of the page.
 INSIDE = {
@@ -32,12 +32,22 @@ def report(paths: Sequence[str | Path], out: str | Path | None = None) -> Path:
     runs = [read(path) for path in paths]
     if out is None:
         out = runs[0].path / "report.html" if len(runs) == 1 else Path("report.html")
-    cards = [(overview(run), inside(run)) for run in runs]
+    cards = [_cards(run) for run in runs]
     for run, groups in zip(runs, cards, strict=True):
         _write_figures(run, [card for group in groups for card in group])
     text = _page(runs, cards)
     write_atomically(Path(out), lambda path: path.write_text(text, encoding="utf-8"))
     return Path(out)
+
+
+def _cards(run: Run) -> tuple[list[Card], list[Card]]:
+    try:
+        return overview(run), inside(run)
+    except (KeyError, TypeError, IndexError) as error:
+        raise RunError(
+            f"{run.path}: evaluation.json or geometry.json is not of this version of bwt "
+            f"({error!r}); run bwt eval, bwt geometry and bwt ablate again"
+        ) from error
 
 
 def inside(run: Run) -> list[Card]:
@@ -136,8 +146,8 @@ def _definitions() -> str:
         (
             "floor",
             "a predictor that lacks an ability: uniform; constant (knows the position only); "
-            "lookup (recalls, does not eliminate); unbound (knows the sets, not the pairs); memory-k "
-            "(an exact filter that sees only the last k observations)",
+            "lookup (recalls, does not eliminate); unbound (knows the sets, not the pairs); "
+            "memory-k (an exact filter that sees only the last k observations)",
         ),
         ("given position", "the mean of each position is taken away first, from both quantities"),
         ("probe", "ridge regression, fitted on half of the sequences, scored on the others"),

@@ -1,6 +1,7 @@
 """The files of a run, as the report needs them. Nothing is computed from a model here."""
 
 import json
+import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,17 +59,15 @@ def _count_parameters(directory: RunDirectory) -> int:
     steps = directory.steps()
     if not steps:
         return 0
-    with open(directory.weights_path(steps[-1]), "rb") as file:
-        (size,) = struct.unpack("<Q", file.read(8))
-        header = json.loads(file.read(size))
-    total = 0
-    for name, entry in header.items():
-        if name != "__metadata__":
-            count = 1
-            for n in entry["shape"]:
-                count *= n
-            total += count
-    return total
+    path = directory.weights_path(steps[-1])
+    try:
+        with open(path, "rb") as file:
+            (size,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(size))
+    except (struct.error, ValueError) as error:
+        raise RunError(f"{path} is corrupt or truncated: {error}") from error
+    header.pop("__metadata__", None)
+    return sum(math.prod(entry["shape"]) for entry in header.values())
 
 
 def _device(environment: dict[str, Any]) -> str:

@@ -1,0 +1,330 @@
+"""Diagnostics find what is planted in a model, and do not find what is not there."""
+
+import copy
+import itertools
+
+import pytest
+import scipy.linalg
+import torch
+from planted import TASK, Planted, transformer
+
+from bwt import tasks
+from bwt.geometry import ablation, causal, roles
+from bwt.geometry.attention import attention
+from bwt.geometry.clusters import clusters
+from bwt.geometry.dissociation import dissociation
+from bwt.geometry.intervene import edited
+from bwt.geometry.keys import keys
+from bwt.geometry.lengths import lengths
+from bwt.geometry.manifold import manifold
+from bwt.geometry.probes import probes
+from bwt.geometry.subject import Subject, stages
+
+REPEATING = tasks.get("bijection", num_symbols=5, num_pairs=7, replacement=True)
+
+
+def draw(model, task=TASK, sequences=64):
+    return Subject.draw(task, model, sequences)
+
+
+def leftovers(model):
+    return [m for m in model.modules() if m._forward_hooks or "listeners" in m.__dict__]
+
+
+def plant_keys(model, weight):
+    """Tokens become orthogonal rows of mean 0, which the norm leaves alone; keys weight @ token."""
+    width = model.embed.tokens.shape[1]
+    rows = torch.tensor(scipy.linalg.hadamard(width), dtype=torch.float32)[1:]
+    with torch.no_grad():
+        model.embed.tokens.copy_(rows[: len(model.embed.tokens)])
+        model.blocks[0].attn.qkv.weight[width : 2 * width].copy_(weight)
+    return model
+
+
+def test_orthogonal_keys_are_found_orthogonal_and_equal_ones_equal():
+    random = draw(transformer(heads=1))
+    orthogonal = draw(plant_keys(transformer(heads=1), torch.eye(32)))
+    alike = torch.zeros(32, 32)
+    alike[0] = torch.randn(32)  # all keys on one line
+    found = keys(orthogonal, random)
+    assert found["trained"]["plain"][0]["mean"][0] < 1e-6
+    assert found["untrained"]["plain"][0]["mean"][0] > 0.05
+    same = keys(draw(plant_keys(transformer(heads=1), alike)), random)
+    assert same["trained"]["plain"][0]["mean"][0] == pytest.approx(1, abs=1e-6)
+
+
+def test_a_common_part_of_all_keys_does_not_count_when_centred():
+    model = plant_keys(transformer(heads=1, positions="learned"), torch.eye(32))
+    with torch.no_grad():
+        model.embed.positions[:] = 20 * torch.tensor(scipy.linalg.hadamard(32)[-1])
+    found = keys(draw(model), draw(transformer(heads=1)))["trained"]
+    assert found["plain"][0]["mean"][0] > 0.9
+    # n orthogonal vectors less their mean have cosine 1 / (n - 1)
+    assert found["centred"][0]["mean"][0] == pytest.approx(1 / (TASK.num_pairs - 1), rel=1e-3)
+
+
+def test_repeated_keys_are_one_address():
+    found = keys(
+        draw(plant_keys(transformer(REPEATING, heads=1), torch.eye(32)), REPEATING),
+        draw(transformer(REPEATING, heads=1), REPEATING),
+    )
+    assert found["trained"]["plain"][0]["mean"][0] < 1e-6
+
+
+ALL_TASKS = [
+    TASK,
+    REPEATING,
+    tasks.get("hmm", num_states=3, num_symbols=4, length=5),
+    tasks.get("hmm", num_states=3, num_symbols=2, length=4, header="tokens"),
+    tasks.get("recall", num_pairs=4, num_keys=6, num_values=6, num_queries=2, filler=3),
+]
+
+
+@pytest.mark.parametrize("task", ALL_TASKS, ids=lambda t: f"{t.name}-{t.seq_len}")
+def test_every_visible_position_has_one_role(task):
+    subject = draw(torch.nn.Identity(), task, 16)
+    masks = roles.roles(task, subject.batch)
+    visible = torch.arange(task.seq_len) <= subject.positions[:, None]
+    assert torch.equal(sum(m.int() for m in masks.values()), visible.int().expand(16, -1, -1))
+    assert set(masks) <= set(roles.MEANING[task.name])
+
+
+def test_roles_of_a_bijection_by_the_definition():
+    subject = draw(torch.nn.Identity(), REPEATING, 8)
+    masks = roles.roles(REPEATING, subject.batch)
+    for b, p, t in itertools.product(range(8), range(7), range(13)):
+        asked, key = subject.batch.tokens[b, 2 * p], subject.batch.tokens[b, t - t % 2]
+        role = "self" if t == 2 * p else "matching" if asked == key else "irrelevant"
+        role = "evidence" if role == "irrelevant" and t % 2 else role
+        assert [n for n, m in masks.items() if m[b, p, t]] == ([role] if t <= 2 * p else [])
+
+
+@pytest.mark.parametrize("task", ALL_TASKS[2:4], ids=["rows", "tokens"])
+def test_matching_positions_of_an_hmm_show_the_emission_of_the_symbol(task):
+    subject = draw(torch.nn.Identity(), task, 8)
+    observed, _, _, emission = task.parameters(subject.batch)
+    masks = roles.roles(task, subject.batch)
+    for b, p in itertools.product(range(8), range(task.length)):
+        want = emission[b, :, observed[b, p]]
+        at = masks["matching"][b, p].nonzero()[:, 0]
+        if task.header == "rows":
+            assert torch.equal(subject.batch.features[b, at[0]], want) and len(at) == 1
+        else:
+            assert torch.allclose(subject.batch.tokens[b, at] / 100, want)
+        older = masks["previous"] | masks["older"] | masks["self"]
+        assert older[b, p].sum() == (p + 1 if task.header == "rows" else 2 * (p + 1))
+
+
+def test_matching_positions_of_recall_hold_the_pair():
+    task = ALL_TASKS[4]
+    subject = draw(torch.nn.Identity(), task, 8)
+    masks = roles.roles(task, subject.batch)
+    for b, p in itertools.product(range(8), range(2)):
+        at = masks["matching"][b, p].nonzero()[:, 0]
+        value = subject.batch.tokens[b, at[3]] - 5 - task.num_keys
+        assert len(at) == 4 and value == subject.batch.targets[b, p]
+
+
+def test_attention_that_looks_everywhere_alike_is_the_uniform_one():
+    model = transformer(REPEATING)
+    with torch.no_grad():
+        model.blocks[0].attn.qkv.weight[:32] = 0
+    found = attention(draw(model, REPEATING))
+    layer = found["layers"][0]
+    assert layer["entropy"]["mean"] == pytest.approx([found["uniform_entropy"]] * 2, abs=1e-5)
+    for name, mass in layer["mass"].items():
+        assert mass["mean"] == pytest.approx([found["uniform_mass"][name]] * 2, abs=1e-6)
+    assert sum(found["uniform_mass"].values()) == pytest.approx(1)
+
+
+def test_attention_to_the_same_key_is_found():
+    """Query and key are the token itself: attention goes to itself and to earlier appearances."""
+    model = plant_keys(transformer(REPEATING, heads=1), 4 * torch.eye(32))
+    with torch.no_grad():
+        model.blocks[0].attn.qkv.weight[:32] = torch.eye(32)
+    layer = attention(draw(model, REPEATING))["layers"][0]
+    mass = {name: m["mean"][0] for name, m in layer["mass"].items()}
+    assert mass["self"] + mass["matching"] > 0.999 and mass["matching"] > 0.1
+    assert layer["entropy"]["mean"][0] < 1
+    aligned = layer["alignment_by_step"]
+    # The key itself has cosine 1, its value 0, other tokens 0.
+    assert aligned["self"] == pytest.approx([1] * 7, abs=1e-5)
+    assert aligned["matching"][1:] == pytest.approx([0.5] * 6, abs=1e-5)
+    assert aligned["evidence"][1:] == pytest.approx([0] * 6, abs=1e-5)
+
+
+def test_probes_read_what_is_planted_and_nothing_before_it_is_there():
+    found = probes(draw(Planted(), sequences=200), draw(Planted(), sequences=200))
+    assert found["stages"] == ["embed", "blocks.0"]
+    row = found["targets"]["eliminated"]["stages"][-1]
+    assert row["within"]["mean"] > 0.999 and row["accuracy"]["mean"] == 1
+    assert row["shuffled_within"]["mean"] < 0.02
+    entropy = found["targets"]["entropy"]
+    assert not entropy["varies_within"] and "within" not in entropy["stages"][0]
+
+    model = transformer()  # an embedding of tokens knows nothing about those before
+    found = probes(draw(model, sequences=200), draw(transformer(), sequences=200))
+    assert found["stages"] == ["embed", "blocks.0.mid", "blocks.0"]
+    embed, mid, _ = found["targets"]["eliminated"]["stages"]
+    assert embed["within"]["mean"] < 0.02 < 0.1 < mid["within"]["mean"]
+
+
+def test_manifold_says_when_position_and_entropy_cannot_be_told_apart():
+    found = manifold(draw(Planted()))
+    cloud = found["clouds"]["residual 0"]
+    assert not found["entropy_varies_within_position"]
+    assert cloud["first"]["r2"]["mean"] > 0.9 and cloud["first"]["r2_within"] is None
+    assert cloud["fitted"]["r2_within"] is None
+    assert len(found["points"]["residual 0"]["x"]) == 64 * TASK.num_pairs
+
+
+def test_manifold_within_position_where_entropy_varies():
+    found = manifold(draw(transformer(REPEATING), REPEATING))
+    assert found["entropy_varies_within_position"]
+    assert list(found["clouds"]) == ["attention 0", "residual 0"]
+    assert 0 <= found["clouds"]["residual 0"]["fitted"]["r2_within"]["mean"] <= 1
+
+
+def test_a_head_that_is_not_used_costs_nothing():
+    model = transformer()
+    with torch.no_grad():
+        model.blocks[0].attn.proj.weight[:, 16:] = 0  # of head 1
+    rows = ablation.ablate_parts(draw(model))["parts"]
+    effect = {(r["part"], r["head"], r["mode"]): r["kl_added"] for r in rows}
+    for mode in ablation.MODES:
+        assert effect["head", 1, mode] == {"mean": 0, "se": 0}
+        assert effect["head", 0, mode]["mean"] != 0
+        attn, head = (effect[p, h, mode]["mean"] for p, h in (("attn", None), ("head", 0)))
+        assert head == pytest.approx(attn, rel=1e-4)
+
+
+def test_ablations_are_those_of_a_model_without_the_part():
+    model = transformer(layers=2, positions="learned")
+    subject = draw(model)
+    paths = {(u.layer, u.part, u.head): u for u in ablation.units(model)}
+    without = {}
+    for name in ("attn.proj.weight", "mlp.down.weight", "mlp.down.bias"):
+        part = copy.deepcopy(model)
+        with torch.no_grad():
+            part.blocks[1].get_parameter(name).zero_()
+            if name.startswith("mlp"):
+                part.blocks[1].mlp.down.weight.zero_(), part.blocks[1].mlp.down.bias.zero_()
+        without[name.split(".")[0]] = part
+    for part, other in without.items():
+        unit = paths[1, part, None]
+        with edited(model, unit.path, ablation.edit_for(unit, "zero")):
+            torch.testing.assert_close(subject.predict(), subject.of(other).predict())
+    shorter = copy.deepcopy(model)
+    del shorter.blocks[0]
+    unit = paths[0, "block", None]
+    with edited(model, unit.path, ablation.edit_for(unit, "zero")):
+        torch.testing.assert_close(subject.predict(), subject.of(shorter).predict())
+    assert leftovers(model) == []
+
+
+def test_the_mean_of_equal_sequences_changes_nothing():
+    model = transformer()
+    subject = draw(model)
+    tokens = subject.batch.tokens[:1].expand(8, -1)
+    same = Subject(TASK, model, subject.batch._replace(tokens=tokens), *([None] * 2))
+    plain = same.predict()
+    for unit in ablation.units(model):
+        with edited(model, unit.path, ablation.edit_for(unit, "mean", heads=2)):
+            torch.testing.assert_close(same.predict(), plain, atol=1e-5, rtol=1e-5)
+
+
+def test_an_edit_of_nothing_is_refused_and_an_error_restores_the_model():
+    model = transformer()
+    complaint = r"no module 'blocks\.7'; there are .*blocks\.0"
+    with (
+        pytest.raises(ValueError, match=complaint),
+        edited(model, "blocks.7", lambda module, x, y: y),
+    ):
+        pass
+    with pytest.raises(KeyError), edited(model, "blocks.0", lambda module, x, y: y):
+        raise KeyError
+    assert leftovers(model) == []
+
+
+def test_removal_hurts_where_the_state_is_used_and_only_there():
+    used = {r["target"]: r for r in causal.removal(draw(Planted(), sequences=200))}
+    added = used["eliminated"]["kl_added"]
+    assert added["encoded"]["mean"] > 1
+    assert used["eliminated"]["r2_left"]["encoded"]["mean"] < 1e-6
+    blind = causal.removal(draw(Planted(blind=True), sequences=200))
+    for row in blind:
+        assert all(e == {"mean": 0, "se": 0} for e in row["kl_added"].values())
+
+
+def test_interchange_moves_the_belief():
+    (row,) = causal.interchange(draw(Planted()))
+    assert row["other"]["mean"] < 1e-6 and row["plain"]["mean"] < 1e-6
+    assert row["own"]["mean"] > 1 and row["tvd_between"]["mean"] > 0.1
+    (row,) = causal.interchange(draw(Planted(blind=True)))
+    assert row["own"]["mean"] == pytest.approx(row["plain"]["mean"])
+
+
+def snapshots(frame_first: bool):
+    """Step -> model: attention (queries and keys) and all else change at different times."""
+    first, final = transformer(), transformer()
+    with torch.no_grad():
+        # Tokens stay, or everything would change with them.
+        first.embed.tokens.copy_(final.embed.tokens)
+        if not frame_first:  # states that do not depend on attention
+            first.blocks[0].attn.proj.weight.zero_(), final.blocks[0].attn.proj.weight.zero_()
+    found = {}
+    for step, (frame, rest) in enumerate([(0, 0), (1, 0), (1, 0.3), (1, 0.6), (1, 0.9), (1, 1)]):
+        model = copy.deepcopy(first)
+        frame, rest = (frame, rest) if frame_first else (rest, frame)
+        with torch.no_grad():
+            for (name, p), q in zip(model.named_parameters(), final.parameters(), strict=True):
+                p.lerp_(q, rest)
+                if name.endswith("qkv.weight"):
+                    start = first.blocks[0].attn.qkv.weight
+                    p[:64] = torch.lerp(start[:64], q[:64], float(frame))
+        found[step] = model
+    return found
+
+
+def test_a_planted_dissociation_is_found_and_its_reverse_is_not():
+    ticks = []
+    models = snapshots(frame_first=True)
+    found = dissociation(draw(models[5]), list(models), models.get, lambda: ticks.append(1))
+    rows = found["checkpoints"]
+    assert len(ticks) == 6 and found["settled"]["attention"] == 1
+    assert rows[0]["attention"]["mean"] > 0.01
+    assert all(row["attention"]["mean"] < 1e-9 for row in rows[1:])
+    assert found["settled"]["distance"] > 1 and rows[1]["distance"] > 0.01
+    models = snapshots(frame_first=False)
+    found = dissociation(draw(models[5]), list(models), models.get, lambda: None)
+    assert found["settled"]["attention"] > found["settled"]["distance"] == 1
+
+
+def test_clusters_of_ties_are_not_made_up():
+    assert "ties" in clusters(draw(Planted()), draw(Planted()))["reason"]
+    task = tasks.get("hmm", num_states=3, num_symbols=3, length=4)
+    subject = draw(transformer(task), task)
+    found = clusters(subject, draw(transformer(task), task))
+    assert found["trained"]["outcomes"] == 3 and abs(found["trained"]["rand"]) < 0.5
+
+
+def test_longer_sequences_or_the_reason_why_not():
+    task = tasks.get("hmm", num_states=2, num_symbols=2, length=4)
+    found = lengths(task, transformer(task), 16, seed=0)
+    assert (found["trained"], found["tested"]) == (4, 10) and len(found["kl"]["mean"]) == 10
+    learned = lengths(task, transformer(task, positions="learned"), 16, seed=0)
+    assert "learned 4 token positions" in learned["reason"]
+    assert "distinct keys" in lengths(TASK, transformer(), 16, seed=0)["reason"]
+
+
+def test_a_look_is_the_same_in_pieces(monkeypatch):
+    subject = draw(transformer(), sequences=10)
+    names = ("blocks.*.attn.*", *stages(subject.model))
+    whole = subject.look(*names)
+    monkeypatch.setattr("bwt.geometry.subject.CHUNK", 4)
+    for name, value in subject.look(*names).items():
+        torch.testing.assert_close(value, whole[name])
+    assert whole["blocks.0.attn.k"].shape == (10, 2, TASK.seq_len, 16)
+    assert whole["blocks.0.attn.weights"].shape == (10, 2, TASK.num_pairs, TASK.seq_len)
+    assert whole["blocks.0"].shape == (10, TASK.num_pairs, 32)
+    assert leftovers(subject.model) == []

@@ -1,0 +1,247 @@
+"""From a run directory to geometry.json and a page, as a user does it."""
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+
+import pytest
+
+from bwt.cli import main
+from bwt.report import charts, svg, words
+from bwt.report.charts import Series
+
+SHORT = ["--steps", "8", "--evaluations", "3", "--eval-sequences", "32", "--batch-size", "4"]
+SMALL = ["--layers", "2", "--width", "16", "--heads", "2"]
+RUNS = {
+    "bijection": ["bijection", "--num-symbols", "5", *SMALL],
+    "repeated": ["bijection", "--num-symbols", "4", "--num-pairs", "6", "--replacement", *SMALL],
+    "hmm": ["hmm", "--length", "4", *SMALL],
+    "recall": ["recall", "--num-pairs", "3", "--num-queries", "2", *SMALL],
+    "lstm": ["hmm", "--length", "4", "--model", "lstm", "--width", "12"],
+    "mlp": ["bijection", "--num-symbols", "5", "--model", "mlp", "--width", "12"],
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Every kind of run, examined."""
+    root = tmp_path_factory.mktemp("runs")
+    for name, flags in RUNS.items():
+        path = str(root / name)
+        assert main(["train", *flags, "--out", path, "--json", *SHORT]) == 0
+        assert main(["geometry", path, "--sequences", "48", "--json"]) == 0
+        if name != "lstm":
+            assert main(["ablate", path, "--sequences", "48", "--json"]) == 0
+    return root
+
+
+class Page(HTMLParser):
+    """Checks that tags are balanced, and collects what would be loaded from elsewhere."""
+
+    EMPTY = ("meta", "path", "rect", "circle", "br")
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.outside, self.figures, self.words = [], [], 0, []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        if tag not in self.EMPTY:
+            self.open.append(tag)
+        self.figures += tag == "svg"
+        for name, value in attributes:
+            if name in ("src", "href") and not value.startswith("#"):
+                self.outside.append(value)
+        assert tag not in ("script", "link", "iframe", "img")
+
+    def handle_endtag(self, tag):
+        if tag not in self.EMPTY:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_page_of_a_run(runs, name, capsys):
+    assert main(["report", str(runs / name)]) == 0
+    path = runs / name / "report.html"
+    assert str(path) in capsys.readouterr().out
+    text = path.read_text()
+    page = Page(text)
+    assert page.open == [] and page.outside == [] and page.figures >= 6
+    assert "@import" not in text and "url(" not in text
+    assert "prefers-color-scheme:dark" in text and "@media print" in text
+    assert "nan" not in re.sub(r"<[^>]*>", "", text).lower().split()
+    kl = json.loads((path.parent / "evaluation.json").read_text())["model"]["overall"]["kl"]
+    assert f"<b>{words.pm(kl)}</b>" in text
+    figures = list((path.parent / "figures").glob("*.svg"))
+    assert len(figures) >= 6
+    for figure in figures:
+        root = ElementTree.parse(figure).getroot()
+        assert root.tag.endswith("svg") and "NaN" not in figure.read_text()
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_sections_of_geometry(runs, name):
+    found = json.loads((runs / name / "geometry.json").read_text())
+    want = {"examples", "manifold", "probes", "clusters", "lengths", "dissociation"}
+    want |= {"keys", "attention"} if name not in ("lstm", "mlp") else set()
+    want |= {"ablation"} if name != "lstm" else set()
+    assert set(found) == want | {"step", "seed"}
+    assert found["step"] == 8
+    assert [row["step"] for row in found["dissociation"]["checkpoints"]][0] == 0
+
+
+def test_each_command_keeps_what_the_other_found(runs, capsys):
+    path = runs / "bijection" / "geometry.json"
+    before = json.loads(path.read_text())
+    for command in ("geometry", "ablate"):
+        assert main([command, str(path.parent), "--sequences", "48"]) == 0
+    assert json.loads(path.read_text()) == before
+    out = capsys.readouterr().out
+    assert "intact:" in out and "layer 1 head 1" in out and "keys:" in out
+
+
+def test_several_runs_side_by_side(runs, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    paths = [str(runs / name) for name in ("bijection", "mlp", "hmm")]
+    assert main(["report", *paths, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["report"] == "report.html"
+    page = Page((tmp_path / "report.html").read_text())
+    text = " ".join(page.words)
+    for name in ("bijection", "mlp", "hmm"):
+        assert text.count(name) > 1
+    assert text.count("Step by step: bijection") == 1 and "Step by step: hmm" not in text
+    assert main(["report", paths[0], "--out", "deep/down.html"]) == 0
+    assert (tmp_path / "deep/down.html").exists()
+
+
+def test_a_run_that_was_not_examined_says_what_to_do(runs, tmp_path):
+    path = tmp_path / "<b>run"
+    assert main(["train", *RUNS["bijection"], "--out", str(path), "--json", *SHORT]) == 0
+    assert main(["report", str(path)]) == 0
+    text = (path / "report.html").read_text()
+    assert Page(text).open == [] and "&lt;b&gt;run" in text and "<b>run" not in text
+    assert "bwt geometry" in text and "bwt ablate" in text
+
+
+@pytest.mark.parametrize(
+    "argv,complaint",
+    [
+        (["geometry", "nowhere"], "nowhere is no run directory"),
+        (["ablate", "nowhere"], "nowhere is no run directory"),
+        (["report", "nowhere"], "nowhere is no run directory"),
+        (["geometry", "nowhere", "--sequences", "3"], "at least 16 sequences"),
+    ],
+)
+def test_bad_value_is_one_line_and_two(argv, complaint, capsys):
+    assert main(argv) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and complaint in error
+
+
+def test_faulty_files_are_one_line(runs, tmp_path, capsys):
+    assert main(["ablate", str(runs / "lstm")]) == 2
+    assert "not made of blocks" in capsys.readouterr().err
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.json").write_text((runs / "hmm/config.json").read_text())
+    for name, text, complaint in (
+        ("evaluation.json", None, "finish it with bwt train --resume"),
+        ("evaluation.json", '{"lengths": {}}', "evaluate it at its own length"),
+        ("evaluation.json", '{"model": {}}', "not of this version"),
+    ):
+        if text is not None:
+            (run / name).write_text(text)
+        assert main(["report", str(run)]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and complaint in error
+
+
+def evaluation(kl, floor):
+    def score(mean):
+        return {"overall": {k: {"mean": mean, "se": 0.01} for k in ("kl", "entropy_mae")}}
+
+    return {
+        "model": score(kl),
+        "floors": {"uniform": score(9.0), "constant": score(floor), "memory-5": score(0.0)},
+        "position_entropy_mae": 1.0,
+        "effective_memory": None,
+    }
+
+
+def test_words_do_not_praise_what_does_not_beat_its_floor():
+    good, bad = words.headline(evaluation(0.1, 1.0)), words.headline(evaluation(0.99, 1.0))
+    assert "10 times as far" in good and "NOT" not in good
+    assert "NOT better than the floor constant" in bad
+
+
+def dissociation(factor):
+    rows = [{"step": s} for s in (0, 1, 10, 100)]
+    settled = {"attention": 10, "distance": 10, "precision": 100}
+    return {
+        "checkpoints": rows,
+        "settled": settled,
+        "kl_when_attention_settled": 0.1,
+        "kl_factor_after": factor,
+    }
+
+
+def test_words_see_a_dissociation_only_where_there_is_one():
+    assert "another factor of 20" in words.dissociation(dissociation(20.0))
+    assert "no dissociation" in words.dissociation(dissociation(1.3))
+    few = {**dissociation(20.0), "checkpoints": [{"step": 0}, {"step": 1}]}
+    assert "Too few" in words.dissociation(few)
+
+
+def test_words_of_keys_say_which_way():
+    def section(trained, untrained):
+        def model(x):
+            return {"centred": [{"mean": [x], "se": [0.001]}]}
+
+        return {"trained": model(trained), "untrained": model(untrained), "gaussian": 0.1}
+
+    assert "nearer to orthogonal than" in words.keys(section(0.05, 0.1))
+    assert "LESS orthogonal" in words.keys(section(0.2, 0.1))
+    assert "no different" in words.keys(section(0.1, 0.101))
+
+
+@pytest.mark.parametrize(
+    "low,high,log,want",
+    [
+        (0, 1, False, [0, 0.2, 0.4, 0.6, 0.8, 1]),
+        (1.3, 4.4, False, [2, 3, 4]),
+        (0.003, 2, True, [0.01, 0.1, 1]),
+        (1, 9, True, [1, 2, 5]),
+    ],
+)
+def test_ticks(low, high, log, want):
+    assert svg.Scale(low, high, 0, 1, log).ticks() == pytest.approx(want)
+
+
+def test_a_scale_shows_all_values():
+    scale = svg.fitted([3, None, 1], 10, 110)
+    assert 10 < scale(1) < scale(3) < 110
+    log = svg.fitted([0.0, 1e-3, 1.0], 0, 1, log=True)
+    assert 0 < log(1e-3) < log(1.0) < 1
+    svg.fitted([], 0, 1), svg.fitted([2.0, 2.0], 0, 1)(2.0)
+
+
+def test_lines_leave_out_what_a_log_scale_cannot_show():
+    picture = charts.lines(
+        [Series("a & b", [1, 2, 3], [0.0, 1.0, 0.1], [0, 0.5, 0.2])], "<t>", "x", "y", log_y=True
+    )
+    root = ElementTree.fromstring(picture)
+    assert "a &amp; b" in picture and "&lt;t&gt;" in picture
+    (line,) = [p for p in root.iter() if p.get("class") == "line c0" and "L" in p.get("d")]
+    assert line.get("d").count("L") == 1  # two points are left
+
+
+def test_heat_map_draws_equal_neighbours_once():
+    drawing = svg.Drawing(10, 10, "")
+    svg.cells(drawing, [[1, 1, 0.0], [0, 0.25, 1]], 0, 0, 3, 2)
+    picture = ElementTree.fromstring(drawing.render())
+    found = {p.get("fill-opacity"): p.get("d") for p in picture.iter() if p.get("fill-opacity")}
+    assert found == {"0.5": "M1 1h1v1h-1z", "1": "M0 0h2v1h-2zM2 1h1v1h-1z"}
