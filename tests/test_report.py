@@ -18,6 +18,7 @@ RUNS = {
     "repeated": ["bijection", "--num-symbols", "4", "--num-pairs", "6", "--replacement", *SMALL],
     "hmm": ["hmm", "--length", "4", *SMALL],
     "recall": ["recall", "--num-pairs", "3", "--num-queries", "2", *SMALL],
+    "single": ["bijection", "--num-symbols", "4", "--num-pairs", "1", *SMALL],  # nothing to infer
     "lstm": ["hmm", "--length", "4", "--model", "lstm", "--width", "12"],
     "mlp": ["bijection", "--num-symbols", "5", "--model", "mlp", "--width", "12"],
 }

@@ -55,14 +55,13 @@ def fit(x: Tensor, y: Tensor, *, within: bool, order: Tensor | None = None) -> P
 
 
 def targets(subject: Subject) -> dict[str, Tensor]:
-    """[B, P, K] each; those that vary."""
-    found = {"posterior": subject.exact}
-    if subject.entropy.std() > 1e-6:
-        found["entropy"] = subject.entropy[..., None]
-    eliminated = (subject.exact == 0).double()
-    if eliminated.any():
-        found["eliminated"] = eliminated
-    return found
+    """[B, P, K] each; those that vary at all."""
+    found = {
+        "posterior": subject.exact,
+        "entropy": subject.entropy[..., None],
+        "eliminated": (subject.exact == 0).double(),
+    }
+    return {name: y for name, y in found.items() if (y - y.mean((0, 1))).abs().max() > 1e-6}
 
 
 def probes(subject: Subject, untrained: Subject) -> dict:

@@ -15,7 +15,8 @@ def ablation(section) -> list[Card]:
     ):
         parts = [p for p in section["parts"] if p["mode"] == mode]
         cards.append(_ablation_map(section, parts, mode, what))
-    cards.append(_removal(section["removal"]))
+    if section["removal"]:
+        cards.append(_removal(section["removal"]))
     cards.append(_interchange(section["interchange"]))
     return cards
 
@@ -96,16 +97,16 @@ def dissociation(section) -> list[Card]:
     start = section["checkpoints"][0]
     steps = [row["step"] for row in rows]
 
-    def share(value: Callable[[dict], float]) -> list[float | None]:
+    def share(name: str, value: Callable[[dict], float], rows: list[dict], color: int) -> Series:
         first = value(start)
-        return [value(r) / first if first > 0 and value(r) > 0 else None for r in rows]
+        shares = [value(row) / first if first > 0 else None for row in rows]
+        return Series(name, [row["step"] for row in rows], shares, color=color, dots=True)
 
-    series = [Series("KL", steps, share(lambda r: r["kl"]["mean"]), dots=True)]
+    series = [share("KL", lambda row: row["kl"]["mean"], rows, 0)]
     if "attention" in start:
-        attention = share(lambda r: r["attention"]["mean"])
-        series.append(Series("attention to final", steps, attention, color=1, dots=True))
-    distance = share(lambda r: r["distance"])
-    series.append(Series("states to final", steps, distance, color=2, dots=True))
+        maps = share("attention to final", lambda row: row["attention"]["mean"], rows[:-1], 1)
+        series.append(maps)
+    series.append(share("states to final", lambda row: row["distance"], rows[:-1], 2))
     picture = charts.lines(
         series,
         "Frame and precision",
@@ -119,7 +120,7 @@ def dissociation(section) -> list[Card]:
         Series("PC1 share", steps, [r["pc1"] for r in rows], color=1, dots=True),
     ]
     if "entropy_r2" in rows[-1]:
-        r2 = [max(0.0, r["entropy_r2"]) for r in rows]
+        r2 = [row["entropy_r2"] for row in rows]
         shapes.append(Series("entropy R²", steps, r2, color=2, dots=True))
     second = charts.lines(shapes, "Unfurling", "training step", "share", log_x=True, zero=True)
     return [
@@ -128,7 +129,7 @@ def dissociation(section) -> list[Card]:
             "Does attention settle before precision?",
             picture,
             words.dissociation(section) + " Distances to the final maps and states end at zero by "
-            "definition, so their last point is missing on a log scale.",
+            "definition; that point is left out.",
             paper.DISSOCIATION,
         ),
         Card(

@@ -209,7 +209,7 @@ def table_map(
 ) -> str:
     """Numbers in cells that are shaded by a value from 0 to 1."""
     left = 14 + CHAR * max(map(len, rows))
-    wide = max(52.0, 10 + CHAR * max(map(len, [*columns, *(t for row in texts for t in row)])))
+    wide = max(52.0, 16 + CHAR * max(map(len, [*columns, *(t for row in texts for t in row)])))
     drawing = Drawing(left + wide * len(columns) + 4, 26 + 28 * len(rows), title)
     for j, name in enumerate(columns):
         drawing.text(left + wide * (j + 0.5), 15, name, "middle", class_="tick")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-CHAR = 6.7  # mean width of a letter at 12 pixels
+CHAR = 7.0  # mean width of a letter at 12 pixels
 LEVELS = 20  # of a heat map
 
 

@@ -23,7 +23,7 @@ def pm(e: Section | None) -> str:
     if e is None or e["mean"] is None:
         return "–"
     se = e.get("se")
-    return num(e["mean"]) + (f" ± {se:.1g}" if se else "")
+    return num(e["mean"]) + (f" ± {se:.1g}".replace("e-0", "e-") if se else "")
 
 
 def percent(x: float | None) -> str:
@@ -114,11 +114,10 @@ def attention_entropy(section: Section) -> str:
     text = f"Attention that looks everywhere alike has {num(section['uniform_entropy'])} bits. "
     if len(layers) == 1:
         return text + f"The only layer has {num(layers[0])} bits (mean over heads)."
-    change = layers[-1] / layers[0] - 1
-    verb = "falls" if change < 0 else "rises"
+    change = f" ({100 * (layers[-1] / layers[0] - 1):+.0f} %)" if layers[0] > 0 else ""
     return text + (
-        f"From first to last layer the mean over heads {verb} from {num(layers[0])} to "
-        f"{num(layers[-1])} bits ({100 * change:+.0f} %)."
+        f"The mean over heads is {num(layers[0])} bits in the first layer and {num(layers[-1])} in "
+        f"the last{change}."
     )
 
 
@@ -338,7 +337,8 @@ def summary(geometry: Section) -> str:
         lines["attention"] = attention_heads(geometry["attention"])
         lines["sharpness"] = attention_entropy(geometry["attention"])
     lines["states"] = manifold(geometry["manifold"], last)
-    lines["probes"] = probes(geometry["probes"], "posterior")
+    if "posterior" in geometry["probes"]["targets"]:
+        lines["probes"] = probes(geometry["probes"], "posterior")
     lines["clusters"] = clusters(geometry["clusters"])
     lines["training"] = dissociation(geometry["dissociation"])
     lines["length"] = lengths(geometry["lengths"])
