@@ -4,7 +4,7 @@
 it by its mean over sequences at the position, which keeps what does not depend on the sequence.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from torch import Tensor, nn
@@ -57,7 +57,7 @@ def edit_for(unit: Unit, mode: str, heads: int = 1) -> Edit:
     return {"block": block, "head": head}.get(unit.part, part)
 
 
-def ablate_parts(subject: Subject) -> dict:
+def ablate_parts(subject: Subject, tick: Callable[[], None] = lambda: None) -> dict:
     """Every block, sub-block and head, by zero and by mean."""
     base_kl, base_error = subject.losses(subject.predict())
     rows = []
@@ -78,6 +78,7 @@ def ablate_parts(subject: Subject) -> dict:
                     "entropy_mae_factor": (error.mean() / base_error.mean()).item(),
                 }
             )
+            tick()
     return {
         "kl": estimate(base_kl),
         "entropy_mae": estimate(base_error),

@@ -13,6 +13,8 @@ Interchange: the state of one position is replaced by that of another sequence; 
 belief, the prediction follows the other sequence's posterior.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -27,7 +29,7 @@ STEPS = 4  # at which states are interchanged
 KL, TVD = METRICS.index("kl"), METRICS.index("tvd")
 
 
-def removal(subject: Subject) -> list[dict]:
+def removal(subject: Subject, tick: Callable[[], None] = lambda: None) -> list[dict]:
     """For each block's output. Subspaces are found on the first half of the sequences, and the
     effect is measured on the other half."""
     half = len(subject.batch.tokens) // 2
@@ -58,6 +60,7 @@ def removal(subject: Subject) -> list[dict]:
             rows.append(
                 {"layer": i, "target": target, "rank": rank, "kl_added": added, "r2_left": left}
             )
+        tick()
     return rows
 
 
@@ -105,7 +108,7 @@ def remove(basis: Tensor, positions: Tensor, mean: Tensor) -> Edit:
     return edit
 
 
-def interchange(subject: Subject) -> list[dict]:
+def interchange(subject: Subject, tick: Callable[[], None] = lambda: None) -> list[dict]:
     """For each block's output: bits between the prediction and the posterior of the own sequence
     (`own`), and of the sequence the state comes from (`other`); `plain` without interchange."""
     count = subject.exact.shape[1]
@@ -135,6 +138,7 @@ def interchange(subject: Subject) -> list[dict]:
                 "steps": [step + 1 for step in steps],
             }
         )
+        tick()
     return rows
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from bwt import distributed, train
-from bwt.geometry.ablation import ablate_parts
+from bwt.geometry.ablation import MODES, ablate_parts, units
 from bwt.geometry.attention import attention
 from bwt.geometry.causal import interchange, removal
 from bwt.geometry.clusters import clusters
@@ -82,20 +82,16 @@ def ablate(
     subject, _, _ = _open(path, sequences, seed, distributed.local_device(device))
     if not blocks(subject.model):
         raise ValueError(f"{path}: its model is not made of blocks, there is nothing to ablate")
-    sections = {
-        "ablation": lambda: ablate_parts(subject),
-        "removal": lambda: removal(subject),
-        "interchange": lambda: interchange(subject),
-    }
-    bar = _Bar(len(sections), quiet)
-    found: dict[str, Any] = {}
-    for name, section in sections.items():
-        bar.show(name)
-        found[name] = section()
-        bar.tick()
+    parts, layers = len(list(units(subject.model))), len(blocks(subject.model))
+    bar = _Bar(len(MODES) * parts + 2 * layers, quiet)
+    bar.show("taking parts out")
+    found = ablate_parts(subject, bar.tick)
+    bar.show("removing subspaces")
+    found["removal"] = removal(subject, bar.tick)
+    bar.show("interchanging states")
+    found["interchange"] = interchange(subject, bar.tick)
     bar.clear()
-    ablation = {**found.pop("ablation"), **found}
-    return _merge(RunDirectory(path), {"ablation": ablation})["ablation"]
+    return _merge(RunDirectory(path), {"ablation": found})["ablation"]
 
 
 def _open(path, sequences: int, seed: int, device):

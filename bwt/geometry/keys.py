@@ -13,6 +13,7 @@ from torch import Tensor
 from bwt.geometry.roles import addresses
 from bwt.geometry.stats import estimate
 from bwt.geometry.subject import Subject
+from bwt.tasks import HMM
 
 
 def keys(subject: Subject, untrained: Subject) -> dict:
@@ -40,11 +41,11 @@ def _of(subject: Subject) -> dict:
 
 
 def _apart(subject: Subject, at: Tensor) -> Tensor:
-    """[B, n, n]: which pairs are of different addresses; a repeated token is the same one."""
-    features = subject.task.num_features
+    """[B, n, n]: which pairs are of different addresses. A repeated key is the same one; in the
+    header of an HMM the place decides, whatever probability stands there."""
     index = torch.arange(len(at), device=at.device)
     different = (index[:, None] != index).expand(len(subject.batch.tokens), -1, -1)
-    if features:  # the header is continuous: all its positions differ
+    if isinstance(subject.task, HMM):
         return different
     tokens = subject.batch.tokens[:, at]
     return different & (tokens[:, :, None] != tokens[:, None, :])

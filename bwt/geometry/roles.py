@@ -53,7 +53,8 @@ def addresses(task: Task) -> Tensor:
         return task.positions
     if isinstance(task, Recall):
         return torch.arange(1, PAIR_LEN * task.num_pairs, PAIR_LEN)
-    return torch.arange(int(task.positions[0]))
+    # With header="tokens" a mark stands before each observation.
+    return torch.arange(int(task.positions[0]) - (task.header == "tokens"))
 
 
 def _same(batch: Batch, time: Tensor) -> Tensor:

@@ -228,7 +228,7 @@ def table_map(
                 width=wide - 3,
                 height=25,
                 class_="heat",
-                fill_opacity=f"{0.75 * min(1.0, max(0.0, value)):.2f}",
+                fill_opacity=f"{0.6 * min(1.0, max(0.0, value)):.2f}",
             )
             drawing.text(x + (wide - 3) / 2, y + 17, texts[i][j], "middle")
     return drawing.render()
@@ -238,7 +238,7 @@ def dots(
     rows: Sequence[tuple[str, float, float, int]], title: str, x_label: str, *, log: bool = True
 ) -> str:
     """One row a name: a point with its error bar and colour."""
-    left = 14 + CHAR * max(len(row[0]) for row in rows)
+    left = 24 + CHAR * max(len(row[0]) for row in rows)
     drawing = Drawing(max(440.0, left + 280), 52 + 22 * len(rows), title)
     bottom = 10.0 + 22 * len(rows)
     x = fitted([v for _, v, _, _ in rows], left, drawing.width - 16, log=log, zero=not log)

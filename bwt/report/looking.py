@@ -93,6 +93,7 @@ def _mass(section) -> Card:
         charts.table_map(values, texts, rows, names, "Attention by role"),
         f"{words.attention_heads(section)} {words.attention_entropy(section)} ({meaning}.)",
         paper.ENTROPY,
+        wide=len(names) > 4,
     )
 
 

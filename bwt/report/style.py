@@ -50,7 +50,9 @@ PAGE_STYLE = (
     "th{color:var(--soft);font-weight:500}th:first-child,td:first-child{text-align:left}"
     "dt{font-weight:600;margin-top:.5rem}dd{margin:0}code{font-size:.9em}"
     "@media print{figure{break-inside:avoid;background:none;border:1px solid var(--rule)}"
-    "main{max-width:none;padding:0}body{font-size:11pt}}"
+    "main{max-width:none;padding:0}body{font-size:10pt}.grid{column-width:300px}"
+    ".scroll{overflow:visible}table{font-size:7.5pt}th,td{padding:.2rem;white-space:normal}}"
     "@media (max-width:600px){main{padding:.7rem}figure{padding:.7rem}"
+    "figure:not(.wide) svg text{font-size:14px}figure:not(.wide) svg .tick{font-size:13px}"
     "figure.wide{overflow-x:auto}figure.wide>svg{min-width:520px}}"
 )
