@@ -128,27 +128,53 @@ bool scan_distinct(const Id* keys, const Id* values, int64_t length, int symbols
 }
 
 // Writes the rows of distinct keys as one run of aligned vectors, for a store that straddles cache
-// lines costs as much as several. The first and the last vector overlap their neighbours.
-// One loop, because the exit of each costs a mispredicted branch. `used_at` is continued
-// periodically, so that a vector can start in any column.
-template <class Out>
+// lines costs as much as several; the first and the last vector overlap their neighbours. The same
+// columns come again after kPeriod vectors, which are kept in registers; kPeriod = 0: after too
+// many. `used_at` is continued periodically, so that a vector can start in any column.
+template <int kPeriod, class Out>
 void write_distinct(int symbols, const DistinctTables<Out>& tables, Out* used_at, Out* rows) {
   constexpr int kLanes = Lanes<Out>::kCount;
   using Vector = typename Lanes<Out>::Vector;
   for (int at = symbols; at < symbols + kLanes; at += symbols) copy(used_at, used_at + at, symbols);
   const Out* shares = tables.shares.data();
   const int32_t* columns = tables.columns.data();
-  const auto write = [&](int64_t i) {
+  const auto write = [&](int64_t i, const Vector& used) {
     const Vector share = *reinterpret_cast<const Vector*>(shares + i);
-    *reinterpret_cast<Vector*>(rows + i) =
-        *reinterpret_cast<const Vector*>(used_at + columns[i]) >= share ? share : Vector{};
+    *reinterpret_cast<Vector*>(rows + i) = used >= share ? share : Vector{};
+  };
+  const auto used_from = [&](int64_t i) -> const Vector& {
+    return *reinterpret_cast<const Vector*>(used_at + columns[i]);
   };
   const int64_t last = tables.shares.size() - kLanes;
-  const int64_t head = -reinterpret_cast<uintptr_t>(rows) % BWT_SIMD_BYTES / sizeof(Out);
-  write(0);
-#pragma GCC unroll 4
-  for (int64_t i = head; i <= last; i += kLanes) write(i);
-  write(last);
+  int64_t i = -reinterpret_cast<uintptr_t>(rows) % BWT_SIMD_BYTES / sizeof(Out);
+  write(0, used_from(0));
+  if constexpr (kPeriod > 0) {
+    constexpr int64_t kAhead = (kPeriod - 1) * kLanes;
+    if (i + kAhead <= last) {
+      Vector used[kPeriod];
+      for (int k = 0; k < kPeriod; ++k) used[k] = used_from(i + k * kLanes);
+      for (; i + kAhead <= last; i += kPeriod * kLanes) {
+#pragma GCC unroll 8
+        for (int k = 0; k < kPeriod; ++k) write(i + k * kLanes, used[k]);
+      }
+    }
+  }
+  for (; i <= last; i += kLanes) write(i, used_from(i));
+  write(last, used_from(last));
+}
+
+template <class Out>
+auto distinct_writer_for(int symbols) {
+  switch (symbols / std::gcd(symbols, Lanes<Out>::kCount)) {
+    case 1: return write_distinct<1, Out>;
+    case 2: return write_distinct<2, Out>;
+    case 3: return write_distinct<3, Out>;
+    case 4: return write_distinct<4, Out>;
+    case 5: return write_distinct<5, Out>;
+    case 6: return write_distinct<6, Out>;
+    case 7: return write_distinct<7, Out>;
+    default: return write_distinct<0, Out>;
+  }
 }
 
 // The columns 0..V-1 in vectors, the last of which overlaps the one before: no tail.
@@ -219,6 +245,7 @@ void noiseless_sequences(int64_t begin, int64_t end, const StepView& batch, int 
                          const CountTables<Out>& tables, const RowWriter<Out>& writer,
                          Report report) {
   const auto write = row_writer_for<Out>(symbols);
+  const auto write_distinct = distinct_writer_for<Out>(symbols);
   const IdView &keys = batch.keys, &values = batch.values;
   const bool dense = keys.column_bytes == sizeof(Id) && values.column_bytes == sizeof(Id);
   const bool may_be_distinct = dense && tables.distinct.has_value() &&
