@@ -90,7 +90,7 @@ _PAPER = dict(
 )
 _RECIPES: dict[tuple[str, str], dict[str, Any]] = {
     ("quick", "bijection"): dict(steps=10_000, batch_size=64, lr=1e-2, average=0.0),
-    ("quick", "hmm"): dict(steps=7_000, batch_size=64, lr=3e-3, optimizer="muon"),
+    ("quick", "hmm"): dict(steps=6_000, batch_size=64, lr=3e-3, optimizer="muon"),
     ("quick", "recall"): dict(steps=1_200, batch_size=64, lr=3e-3, optimizer="muon"),
     ("paper", "bijection"): _PAPER,
     ("paper", "hmm"): {**_PAPER, "batch_size": 64, "weight_decay": 0.01},

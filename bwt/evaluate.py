@@ -95,7 +95,10 @@ class Evaluation:
             "model entropy": [f"{x:.4f}" for x in model["entropy"].mean],
             "entropy_mae": list(map(_number, *model["entropy_mae"])),
             "kl": list(map(_number, *model["kl"])),
-            f"kl of {floor}": [f"{x:.4f}" for x in self.floors[floor].per_position["kl"].mean],
+            # Adding 0 turns a rounded -0 into 0.
+            f"kl of {floor}": [
+                f"{round(x, 4) + 0.0:.4f}" for x in self.floors[floor].per_position["kl"].mean
+            ],
         }
         return _aligned(columns)
 

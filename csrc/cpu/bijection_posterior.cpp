@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <limits>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <tuple>
 #include <vector>
@@ -91,6 +92,7 @@ template <class Out>
 struct DistinctTables {
   std::vector<Out> share;                  // [K]
   std::vector<Out> shares;                 // [K * V], of each entry of its rows
+  std::vector<int32_t> columns;            // [K * V]
   std::vector<Out> entropy, log_evidence;  // [K]
 };
 
@@ -122,6 +124,7 @@ struct CountTables {
       const int64_t unused = symbols - t;
       distinct->share.push_back(share[unused]);
       distinct->shares.insert(distinct->shares.end(), symbols, share[unused]);
+      for (int v = 0; v < symbols; ++v) distinct->columns.push_back(v);
       distinct->entropy.push_back(log2_count[unused]);
       distinct->log_evidence.push_back(log_evidence[unused - 1]);
     }

@@ -24,8 +24,6 @@ class Seen {
   std::vector<int32_t> value_of_;
 };
 
-constexpr int kPeriods = 4;
-
 // Loops of vectors: for a short row a call of memset or memcpy costs more than the row.
 template <class Out>
 void fill(Out* row, int count, Out value) {
@@ -95,50 +93,88 @@ int64_t scan_noiseless(const StepView& view, int symbols, Seen& seen,
   return kNoFault;
 }
 
+// Whether ids are distinct and all in [0, symbols). Ids seen twice do no harm to a set of bits, so
+// the last vector may overlap the one before.
+template <class Id>
+bool are_distinct(const Id* ids, int64_t count, int symbols) {
+  constexpr int kLanes = Lanes<uint64_t>::kCount;
+  using Vector = typename Lanes<uint64_t>::Vector;
+  typedef Id Ids __attribute__((vector_size(sizeof(Id) * kLanes), aligned(sizeof(Id))));
+  Vector seen = {}, largest = {};
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const Ids here = *reinterpret_cast<const Ids*>(ids + std::min(i, count - kLanes));
+    const Vector wide = __builtin_convertvector(here, Vector);  // what is negative becomes large
+    largest |= wide;
+    seen |= (Vector{} + 1) << (wide & (kWordBits - 1));
+  }
+  uint64_t all_seen = 0, all_largest = 0;
+  for (int i = 0; i < kLanes; ++i) all_seen |= seen[i], all_largest |= largest[i];
+  const uint64_t allowed = ~uint64_t{0} >> (kWordBits - symbols);
+  return all_largest < kWordBits && (all_seen & ~allowed) == 0 &&
+         __builtin_popcountll(all_seen) == count;
+}
+
 // The common case of distinct keys, where sequences differ only in when each value is used. Shares
 // grow from step to step, so the share at that step tells it. Returns false, for the scan above to
 // decide, if anything is repeated or wrong.
 template <class Id, class Out>
-bool scan_distinct(const StepView& view, int symbols, const Out* share, Out* used_at) {
-  const IdRow<Id> keys(view.keys), values(view.values);
-  uint64_t seen_keys = 0, seen_values = 0, largest = 0;
+bool scan_distinct(const Id* keys, const Id* values, int64_t length, int symbols, const Out* share,
+                   Out* used_at) {
+  if (!are_distinct(keys, length, symbols) || !are_distinct(values, length, symbols)) return false;
   fill(used_at, symbols, std::numeric_limits<Out>::infinity());
-  for (int64_t t = 0; t < view.length; ++t) {
-    const uint64_t key = keys[t], value = values[t];
-    largest |= key | value;
-    seen_keys |= uint64_t{1} << (key % kWordBits);
-    seen_values |= uint64_t{1} << (value % kWordBits);
-    used_at[value % kWordBits] = share[t];
-  }
-  const uint64_t allowed = ~uint64_t{0} >> (kWordBits - symbols);
-  return largest < kWordBits && ((seen_keys | seen_values) & ~allowed) == 0 &&
-         __builtin_popcountll(seen_keys) == view.length &&
-         __builtin_popcountll(seen_values) == view.length;
+#pragma GCC unroll 4
+  for (int64_t t = 0; t < length; ++t) used_at[values[t]] = share[t];
+  return true;
 }
 
 // Writes the rows of distinct keys as one run of aligned vectors, for a store that straddles cache
-// lines costs as much as several. The first and the last vector overlap their neighbours.
-// `used_at` is followed by copies of itself, kPeriods in all and some lanes more, so that a vector
-// can start in any column and columns rarely wrap.
-template <class Out>
+// lines costs as much as several; the first and the last vector overlap their neighbours. The same
+// columns come again after kPeriod vectors, which are kept in registers; kPeriod = 0: after too
+// many. `used_at` is continued periodically, so that a vector can start in any column.
+template <int kPeriod, class Out>
 void write_distinct(int symbols, const DistinctTables<Out>& tables, Out* used_at, Out* rows) {
   constexpr int kLanes = Lanes<Out>::kCount;
   using Vector = typename Lanes<Out>::Vector;
-  const int period = kPeriods * symbols;
-  for (int at = symbols; at < period + kLanes; at += symbols) copy(used_at, used_at + at, symbols);
+  for (int at = symbols; at < symbols + kLanes; at += symbols) copy(used_at, used_at + at, symbols);
   const Out* shares = tables.shares.data();
-  const auto write = [&](int64_t i, int64_t column) {
+  const int32_t* columns = tables.columns.data();
+  const auto write = [&](int64_t i, const Vector& used) {
     const Vector share = *reinterpret_cast<const Vector*>(shares + i);
-    *reinterpret_cast<Vector*>(rows + i) =
-        *reinterpret_cast<const Vector*>(used_at + column) >= share ? share : Vector{};
+    *reinterpret_cast<Vector*>(rows + i) = used >= share ? share : Vector{};
+  };
+  const auto used_from = [&](int64_t i) -> const Vector& {
+    return *reinterpret_cast<const Vector*>(used_at + columns[i]);
   };
   const int64_t last = tables.shares.size() - kLanes;
-  const int64_t head = -reinterpret_cast<uintptr_t>(rows) % BWT_SIMD_BYTES / sizeof(Out);
-  write(0, 0);
-  for (int64_t i = head, begin = 0; i <= last; begin += period) {
-    for (; i <= last && i - begin < period; i += kLanes) write(i, i - begin);
+  int64_t i = -reinterpret_cast<uintptr_t>(rows) % BWT_SIMD_BYTES / sizeof(Out);
+  write(0, used_from(0));
+  if constexpr (kPeriod > 0) {
+    constexpr int64_t kAhead = (kPeriod - 1) * kLanes;
+    if (i + kAhead <= last) {
+      Vector used[kPeriod];
+      for (int k = 0; k < kPeriod; ++k) used[k] = used_from(i + k * kLanes);
+      for (; i + kAhead <= last; i += kPeriod * kLanes) {
+#pragma GCC unroll 8
+        for (int k = 0; k < kPeriod; ++k) write(i + k * kLanes, used[k]);
+      }
+    }
   }
-  write(last, last % symbols);
+  for (; i <= last; i += kLanes) write(i, used_from(i));
+  write(last, used_from(last));
+}
+
+template <class Out>
+auto distinct_writer_for(int symbols) {
+  switch (symbols / std::gcd(symbols, Lanes<Out>::kCount)) {
+    case 1: return write_distinct<1, Out>;
+    case 2: return write_distinct<2, Out>;
+    case 3: return write_distinct<3, Out>;
+    case 4: return write_distinct<4, Out>;
+    case 5: return write_distinct<5, Out>;
+    case 6: return write_distinct<6, Out>;
+    case 7: return write_distinct<7, Out>;
+    default: return write_distinct<0, Out>;
+  }
 }
 
 // The columns 0..V-1 in vectors, the last of which overlaps the one before: no tail.
@@ -209,12 +245,16 @@ void noiseless_sequences(int64_t begin, int64_t end, const StepView& batch, int 
                          const CountTables<Out>& tables, const RowWriter<Out>& writer,
                          Report report) {
   const auto write = row_writer_for<Out>(symbols);
-  const bool rows_fill_a_vector = batch.length * symbols >= Lanes<Out>::kCount;
-  const bool may_be_distinct = tables.distinct.has_value() && rows_fill_a_vector;
+  const auto write_distinct = distinct_writer_for<Out>(symbols);
+  const IdView &keys = batch.keys, &values = batch.values;
+  const bool dense = keys.column_bytes == sizeof(Id) && values.column_bytes == sizeof(Id);
+  const bool may_be_distinct = dense && tables.distinct.has_value() &&
+                               batch.length >= Lanes<uint64_t>::kCount &&
+                               batch.length * symbols >= Lanes<Out>::kCount;
   // Sequences are scanned in groups before they are written: vectors cannot be read from scalars
   // that were stored a moment ago without waiting for the cache.
   constexpr int64_t kGroup = 16;
-  const int64_t width = std::max((kPeriods + 1) * symbols + Lanes<Out>::kCount, kWordBits);
+  const int64_t width = std::max(2 * symbols + Lanes<Out>::kCount, kWordBits);
   std::vector<Out> used_at(kGroup * width);
   std::vector<NoiselessStep<Out>> steps(batch.length);
   Seen seen(symbols);
@@ -222,8 +262,11 @@ void noiseless_sequences(int64_t begin, int64_t end, const StepView& batch, int 
   for (int64_t first = begin; first < end; first += kGroup) {
     const int64_t count = std::min(kGroup, end - first);
     for (int64_t i = 0; may_be_distinct && i < count; ++i) {
-      distinct[i] = scan_distinct<Id>(batch.row(first + i), symbols, tables.distinct->share.data(),
-                                      &used_at[i * width]);
+      const int64_t b = first + i;
+      distinct[i] =
+          scan_distinct(reinterpret_cast<const Id*>(keys.data + b * keys.row_bytes),
+                        reinterpret_cast<const Id*>(values.data + b * values.row_bytes),
+                        batch.length, symbols, tables.distinct->share.data(), &used_at[i * width]);
     }
     for (int64_t i = 0; i < count; ++i) {
       const int64_t b = first + i;
