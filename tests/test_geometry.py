@@ -165,8 +165,12 @@ def test_probes_read_what_is_planted_and_nothing_before_it_is_there():
     model = transformer()  # an embedding of tokens knows nothing about those before
     found = probes(draw(model, sequences=200), draw(transformer(), sequences=200))
     assert found["stages"] == ["embed", "blocks.0.mid", "blocks.0"]
-    embed, mid, _ = found["targets"]["eliminated"]["stages"]
+    embed, mid, last = found["targets"]["eliminated"]["stages"]
     assert embed["within"]["mean"] < 0.02 < 0.1 < mid["within"]["mean"]
+    assert last["untrained_within"] != last["within"]
+    again = probes(draw(model, sequences=200), draw(model, sequences=200))
+    last = again["targets"]["eliminated"]["stages"][-1]
+    assert last["untrained_within"] == last["within"] and last["untrained_r2"] == last["r2"]
 
 
 def test_manifold_says_when_position_and_entropy_cannot_be_told_apart():
@@ -256,6 +260,19 @@ def test_removal_hurts_where_the_state_is_used_and_only_there():
         assert all(e == {"mean": 0, "se": 0} for e in row["kl_added"].values())
 
 
+def test_what_is_removed_is_replaced_by_the_mean_and_the_rest_stays():
+    states, y = torch.randn(2, 20, 5, 8, dtype=torch.float64)
+    mean = states.mean(0)
+    bases = causal._bases(states, y[..., :3], True, torch.Generator().manual_seed(0))
+    for basis in itertools.chain(*bases.values()):
+        assert basis.shape == (8, 3)
+        torch.testing.assert_close(basis.t() @ basis, torch.eye(3, dtype=torch.float64))
+        found = causal.without(states, basis, mean)
+        torch.testing.assert_close(found @ basis, (mean @ basis).expand(20, -1, -1))
+        rest = torch.eye(8, dtype=torch.float64) - basis @ basis.t()
+        torch.testing.assert_close(found @ rest, states @ rest)
+
+
 def test_interchange_moves_the_belief():
     (row,) = causal.interchange(draw(Planted()))
     assert row["other"]["mean"] < 1e-6 and row["plain"]["mean"] < 1e-6
@@ -295,6 +312,9 @@ def test_a_planted_dissociation_is_found_and_its_reverse_is_not():
     assert rows[0]["attention"]["mean"] > 0.01
     assert all(row["attention"]["mean"] < 1e-9 for row in rows[1:])
     assert found["settled"]["distance"] > 1 and rows[1]["distance"] > 0.01
+    kl = [row["kl"]["mean"] for row in rows]
+    assert found["kl_when_attention_settled"] == kl[1]
+    assert found["kl_factor_after"] == pytest.approx(kl[1] / kl[-1])
     models = snapshots(frame_first=False)
     found = dissociation(draw(models[5]), list(models), models.get, lambda: None)
     assert found["settled"]["attention"] > found["settled"]["distance"] == 1

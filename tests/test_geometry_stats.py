@@ -155,6 +155,8 @@ def test_clusters_are_found_where_there_are_some():
     scores = {k: clusters.silhouette(x, clusters.k_means(x, k)) for k in range(2, 8)}
     assert max(scores, key=scores.get) == 4 and scores[4] > 0.5
     assert clusters.adjusted_rand(clusters.k_means(x, 4), labels) == 1
+    found = clusters._describe(x, labels)
+    assert found["clusters"] == 4 and found["rand"] == found["rand_given_outcomes"] == 1
     blob = normal(300, 6)
     assert clusters.silhouette(blob, clusters.k_means(blob, 4)) < 0.25
     assert abs(clusters.adjusted_rand(clusters.k_means(blob, 4), labels)) < 0.05

@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from bwt import models
 from bwt.cli import main
 from bwt.report import charts, svg, words
 from bwt.report.charts import Series
@@ -19,8 +20,11 @@ RUNS = {
     "hmm": ["hmm", "--length", "4", *SMALL],
     "recall": ["recall", "--num-pairs", "3", "--num-queries", "2", *SMALL],
     "single": ["bijection", "--num-symbols", "4", "--num-pairs", "1", *SMALL],  # nothing to infer
-    "lstm": ["hmm", "--length", "4", "--model", "lstm", "--width", "12"],
-    "mlp": ["bijection", "--num-symbols", "5", "--model", "mlp", "--width", "12"],
+    **{
+        name: ["bijection", "--num-symbols", "5", "--model", name, "--width", "12"]
+        for name in models.MODELS
+        if name != "transformer"
+    },
 }
 
 
@@ -88,7 +92,7 @@ def test_page_of_a_run(runs, name, capsys):
 def test_sections_of_geometry(runs, name):
     found = json.loads((runs / name / "geometry.json").read_text())
     want = {"examples", "manifold", "probes", "clusters", "lengths", "dissociation"}
-    want |= {"keys", "attention"} if name not in ("lstm", "mlp") else set()
+    want |= {"keys", "attention"} if name not in models.MODELS else set()
     want |= {"ablation"} if name != "lstm" else set()
     assert set(found) == want | {"step", "seed"}
     assert found["step"] == 8

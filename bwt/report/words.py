@@ -71,10 +71,10 @@ def headline(evaluation: Section) -> str:
         )
     memory = evaluation.get("effective_memory")
     if memory:
-        least = "at least " if memory["at_least"] else ""
+        degree = "More precise than" if memory["at_least"] else "As precise as"
         text += (
-            f" As precise as an exact filter that sees only the last {least}"
-            f"{num(memory['observations'])} observations."
+            f" {degree} an exact filter that sees only the last {num(memory['observations'])} "
+            "observations."
         )
     return text
 
