@@ -111,6 +111,10 @@ def test_matching_positions_of_an_hmm_show_the_emission_of_the_symbol(task):
             assert torch.equal(subject.batch.features[b, at[0]], want) and len(at) == 1
         else:
             assert torch.allclose(subject.batch.tokens[b, at] / 100, want)
+        at = subject.positions[p]
+        before = [at - 1] if task.header == "rows" else [at - 2, at - 1]
+        previous = masks["previous"][b, p].nonzero()[:, 0].tolist()
+        assert previous == ([int(t) for t in before] if p else before[1:])
         older = masks["previous"] | masks["older"] | masks["self"]
         assert older[b, p].sum() == (p + 1 if task.header == "rows" else 2 * (p + 1))
 

@@ -131,6 +131,11 @@ def test_a_probe_finds_a_planted_direction_on_other_sequences():
     assert direction @ planted.double() > 0.999
 
 
+def test_a_probe_is_not_scored_on_what_it_was_fitted_to():
+    x, y = normal(20, 6, 40), normal(20, 6, 1)  # 60 points in 40 dimensions: it can learn noise
+    assert fit(x, y, within=False).r2()["mean"] < 0
+
+
 def test_a_probe_of_shuffled_labels_finds_nothing():
     x = normal(80, 12, 10)
     y = x[..., :3]
