@@ -12,6 +12,7 @@ OP = "bijection_posterior"
 MAX_SYMBOLS = 4096
 MAX_NOISY_SYMBOLS = 24  # the table of subsets: 2^V doubles per thread (128 MB at 24)
 ROW_SUM_TOLERANCE = 1e-4
+SIZES = (int, torch.SymInt)
 NO_FAULT = 0x7F7F7F7F7F7F7F7F  # kNoFault of csrc/bijection_posterior.h
 
 _dispatch.BACKENDS[OP] = ("native", "cuda", "torch", "reference")
@@ -90,7 +91,7 @@ def _check_ids(keys: Tensor, values: Tensor) -> None:
 
 
 def _check_symbols(num_symbols: int, *, noisy: bool) -> None:
-    if isinstance(num_symbols, bool) or not isinstance(num_symbols, int | torch.SymInt):
+    if isinstance(num_symbols, bool) or not isinstance(num_symbols, SIZES):
         raise ValueError(f"{OP}: num_symbols must be an int, got {type(num_symbols).__name__}")
     limit = MAX_NOISY_SYMBOLS if noisy else MAX_SYMBOLS
     if not 1 <= num_symbols <= limit:

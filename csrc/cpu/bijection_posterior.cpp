@@ -119,14 +119,19 @@ struct CountTables {
 
  private:
   void tabulate_distinct(int symbols, int64_t length) {
-    distinct.emplace();
-    for (int64_t t = 0; t < length; ++t) {
+    const int64_t entries = length * symbols;
+    distinct = DistinctTables<Out>{std::vector<Out>(length), std::vector<Out>(entries),
+                                   std::vector<int32_t>(entries), std::vector<Out>(length),
+                                   std::vector<Out>(length)};
+    for (int64_t t = 0, i = 0; t < length; ++t) {
       const int64_t unused = symbols - t;
-      distinct->share.push_back(share[unused]);
-      distinct->shares.insert(distinct->shares.end(), symbols, share[unused]);
-      for (int v = 0; v < symbols; ++v) distinct->columns.push_back(v);
-      distinct->entropy.push_back(log2_count[unused]);
-      distinct->log_evidence.push_back(log_evidence[unused - 1]);
+      distinct->share[t] = share[unused];
+      distinct->entropy[t] = log2_count[unused];
+      distinct->log_evidence[t] = log_evidence[unused - 1];
+      for (int v = 0; v < symbols; ++v, ++i) {
+        distinct->shares[i] = share[unused];
+        distinct->columns[i] = v;
+      }
     }
   }
 };
