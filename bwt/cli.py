@@ -12,6 +12,7 @@ COMMANDS = {
     "train": "train a model in a wind tunnel and say how many bits it is from exact Bayes",
     "eval": "compare a trained model with exact Bayes, at its own length or at others",
     "sweep": "train a grid of configurations side by side, or on a Ray cluster",
+    "reproduce": "run the paper's tables and put its figures beside ours",
     "bench": "time the ops and the training of a checkout",
     "kernels": "list the kernels of every op and what they have been compiled for",
     "env": "list versions, devices, and which backend serves which op (and why not)",

@@ -84,7 +84,9 @@ def run(arguments: argparse.Namespace) -> int:
     built = (make_cell(out, arguments.preset, **point) for point in sweep.grid(choices))
     cells = list({x.name: x for x in built}.values())
     _refuse_unused(fields, cells)
-    found = Sweep(out, cells, workers(arguments), show=Live(arguments.json), say=_say(arguments))
+    found = Sweep(
+        out, cells, workers(arguments), show=Live(arguments.json), say=say_unless(arguments.json)
+    )
     outcomes = found.run()
     if arguments.json:
         print(json.dumps([_row(x) for x in outcomes]))
@@ -121,9 +123,9 @@ def _row(outcome: sweep.Outcome) -> dict[str, Any]:
     }
 
 
-def _say(arguments: argparse.Namespace):
+def say_unless(quiet: bool):
     def say(text: str) -> None:
-        if not arguments.json:
+        if not quiet:
             Live.clear()
             print(text, flush=True)
 
