@@ -20,8 +20,10 @@ def work(cell: Any, log: Path) -> int:
 
     if cell.finished():  # the worker died just after it had finished
         return 0
-    with open(log, "a") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
-        return main(cell.next_words())
+    with open(log, "a", buffering=1) as file:
+        print(f"process {os.getpid()} on {os.uname().nodename}", file=file)
+        with contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
+            return main(cell.next_words())
 
 
 class RayTasks:
@@ -38,13 +40,13 @@ class RayTasks:
         except ConnectionError as error:
             raise ValueError(f"--ray: no cluster answers at {address}") from error
         count = str(threads)
-        self.task = ray.remote(work).options(
+        self.task = ray.remote(
             num_cpus=threads,
             num_gpus=1 if ray.cluster_resources().get("GPU") else 0,
             max_retries=RETRIES,
             max_calls=1,  # a process for each cell: threads and memory start afresh
             runtime_env={"env_vars": {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count}},
-        )
+        )(work)
         self.running: dict[int, Any] = {}
 
     free = True  # Ray keeps the queue

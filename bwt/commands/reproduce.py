@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bwt.commands.sweep import Live, add_workers, say_unless, workers
 from bwt.progress import duration
-from bwt.reproduce import SCALES, TABLES, reproduce
+from bwt.reproduce import SCALES, TABLES, Reproduction
 
 TFLOPS = 5.0  # sustained, of fp32 on one large GPU: an assumption, not a measurement
 
@@ -32,29 +32,29 @@ def run(arguments: argparse.Namespace) -> int:
     scale = SCALES[arguments.scale]
     if arguments.estimate:
         return _estimate(arguments, scale)
-    words = ["reproduce", "--scale", scale.name]
+    words = ["bwt", "reproduce", "--scale", scale.name]
     for name in ("only", "seeds"):
         if getattr(arguments, name) is not None:
             words += [f"--{name}", str(getattr(arguments, name))]
-    runs = Path(arguments.runs or f"runs/reproduce-{scale.name}").resolve()
-    out = Path(arguments.out or f"results/{scale.name}")
-    document, interrupted = reproduce(
+    say = say_unless(arguments.json)
+    reproduction = Reproduction(
         scale,
-        runs,
-        out,
+        Path(arguments.runs or f"runs/reproduce-{scale.name}").resolve(),
+        Path(arguments.out or f"results/{scale.name}"),
         workers(arguments),
+        " ".join(words),
         only=arguments.only,
         seeds=arguments.seeds,
-        argv=words,
         show=Live(arguments.json),
-        say=say_unless(arguments.json),
+        say=say,
     )
+    document = reproduction.run()
     if arguments.json:
         print(json.dumps(document))
     else:
-        _print(document, out)
-    if interrupted:
-        print("" if arguments.json else "interrupted; the same command continues it")
+        _print(document, reproduction.out)
+    if reproduction.interrupted:
+        say("interrupted; the same command continues it")
         return 130
     return 1 if document["faults"] else 0
 
@@ -77,9 +77,9 @@ def _estimate(arguments: argparse.Namespace, scale) -> int:
         rate = arguments.tflops * 1e12
         hours = sum(found.values()) / rate / 3600
         text = (
-            f"{sum(found.values()):.3g} floating-point operations, counted: about {hours:.0f} hours "
-            f"of one GPU at {arguments.tflops:g} TFLOP/s sustained (an estimate: small models "
-            "wait for launches, and evaluations are not counted)"
+            f"{sum(found.values()):.3g} floating-point operations, counted: about {hours:.0f} "
+            f"hours of one GPU at {arguments.tflops:g} TFLOP/s sustained (an estimate: small "
+            "models wait for launches, and evaluations are not counted)"
         )
         unit = "operations"
     else:

@@ -1,6 +1,5 @@
 """What is run: the cells of a scale, how learning rates are chosen, what follows on a run."""
 
-import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +23,7 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 LOOKED_INTO = (("bijection", "transformer"), ("hmm", "transformer"), ("recall", "transformer"))
 LOOKED_INTO += (("hmm", "mamba"),)
+READ_LONGER = ("transformer", "mamba", "lstm")  # an MLP has weights for its own positions only
 STRETCHES = (1.5, 2.5)  # the paper: trained on 20, tested on 30 and 50
 TABLES = ("architecture", "primitives", "lengths", "geometry", "ablation")
 
@@ -60,7 +60,8 @@ SCALES = {
         seeds=5,
         tasks={
             "bijection": {},
-            "hmm": {"targets": "posterior", "floor": 0.05},
+            # Learned positions, as the paper has, cannot be read beyond the length of training.
+            "hmm": {"targets": "posterior", "floor": 0.05, "positions": "rotary"},
             "recall": {
                 "num_pairs": 64,
                 "num_keys": 256,
@@ -153,7 +154,7 @@ def lengths_of(cell: Cell) -> list[int]:
 
 def followups(scale: Scale, chosen: list[Planned], only: str | None) -> list[list[Command]]:
     """Commands on finished runs, in stages: two of one run must not write the same file at once."""
-    lengths = [_lengths(x) for x in chosen if x.task == "hmm"]
+    lengths = [_lengths(x) for x in chosen if x.task == "hmm" and x.row in READ_LONGER]
     looked = [x for x in chosen if (x.task, x.row) in LOOKED_INTO and x.seed == 0]
     stages = [lengths if only in (None, "lengths") else []]
     for table, command, section in (
@@ -184,72 +185,85 @@ def _look(x: Planned, command: str, section: str, sequences: int) -> Command:
     return Command(name, words, lambda: path.exists() and section in read_json(path))
 
 
-def reproduce(
-    scale: Scale,
-    runs: Path,
-    out: Path,
-    workers: Any,
-    *,
-    only: str | None = None,
-    seeds: int | None = None,
-    argv: list[str],
-    show: Callable[[Sweep], None] = lambda sweep: None,
-    say: Callable[[str], None] = lambda text: None,
-) -> tuple[dict[str, Any], bool]:
-    """Runs what is left of a scale; writes results and pages to `out` after each stage.
+@dataclass
+class Reproduction:
+    """Runs what is left of a scale; writes results and pages to `out` after each stage."""
 
-    Returns:
-        the document of results.json, and whether it was interrupted.
-    """
-    if only is not None and only not in TABLES:
-        raise ValueError(f"no table {only!r}; choose from {', '.join(TABLES)}")
-    count = scale.seeds if seeds is None else seeds
-    if count < 1:
-        raise ValueError(f"--seeds must be at least 1, got {count}")
-    lacking = missing()
-    for text in lacking:
-        say(f"missing   {text}")
-    pairs = [(task, row) for task, row in wanted(only) if ROWS[row][0] in models.MODELS]
-    stage_cells = [
-        plan_cell(scale, runs, task, row, 0, rate) for task, row in pairs for rate in scale.rates
-    ]
-    planned, outcomes = list(stage_cells), []
-    chosen: dict[tuple[str, str], float] = {}
-    faults: dict[str, str] = {}
-    interrupted = False
+    scale: Scale
+    runs: Path
+    out: Path
+    workers: Any
+    command: str
+    only: str | None = None
+    seeds: int | None = None  # None: the scale's
+    show: Callable[[Sweep], None] = lambda sweep: None
+    say: Callable[[str], None] = lambda text: None
+    planned: list[Planned] = field(default_factory=list)
+    chosen: dict[tuple[str, str], float] = field(default_factory=dict)
+    faults: dict[str, str] = field(default_factory=dict)
+    interrupted: bool = False
 
-    def run(cells: list, title: str) -> list[Outcome]:
-        nonlocal interrupted
-        say(f"{title}: {len(cells)} cells")
-        sweep = Sweep(runs, cells, workers, show=show, say=say, record=f"{title}.json")
+    def __post_init__(self) -> None:
+        self.seeds = self.scale.seeds if self.seeds is None else self.seeds
+        if self.seeds < 1:
+            raise ValueError(f"--seeds must be at least 1, got {self.seeds}")
+
+    def run(self) -> dict[str, Any]:
+        """The document of results.json."""
+        for text in missing():
+            self.say(f"missing   {text}")
+        pairs = [pair for pair in wanted(self.only) if ROWS[pair[1]][0] in models.MODELS]
+        first = [self._plan(*pair, 0, rate) for pair in pairs for rate in self.scale.rates]
+        outcomes = self._train(first, "rates")
+        if not self.interrupted:
+            self.chosen = choose(first, outcomes)
+            seeds, found = range(1, self.seeds), self.chosen.items()
+            rest = [self._plan(*key, seed, rate) for seed in seeds for key, rate in found]
+            self._train(rest, "seeds")
+        for number, stage in enumerate(followups(self.scale, self._final(), self.only)):
+            if not self.interrupted:
+                self.write()
+                self._sweep(stage, f"after-{number}")
+        return self.write()
+
+    def _plan(self, task: str, row: str, seed: int, rate: float) -> Planned:
+        return plan_cell(self.scale, self.runs, task, row, seed, rate)
+
+    def _final(self) -> list[Planned]:
+        """Cells of the tables that have finished."""
+        kept = [x for x in self.planned if self.chosen.get((x.task, x.row)) == x.rate]
+        return [x for x in kept if x.cell.name not in self.faults]
+
+    def _train(self, planned: list[Planned], title: str) -> list[Outcome]:
+        self.planned += planned
+        return self._sweep([x.cell for x in planned], title)
+
+    def _sweep(self, cells: list, title: str) -> list[Outcome]:
+        self.say(f"{title}: {len(cells)} cells")
+        sweep = Sweep(
+            self.runs, cells, self.workers, show=self.show, say=self.say, record=f"{title}.json"
+        )
         found = sweep.run()
-        interrupted = bool(sweep.stopping)
-        faults.update({x.cell.name: x.error or x.status for x in found if x.status != "finished"})
+        self.interrupted = bool(sweep.stopping)
+        for x in found:
+            if x.status != "finished":
+                self.faults[x.cell.name] = x.error or "not finished"
         return found
 
-    def write() -> dict[str, Any]:
-        document = results.collect(scale, planned, chosen, faults, lacking, count, argv)
+    def write(self) -> dict[str, Any]:
+        document = {
+            **results.header(self.scale.name, self.command),
+            "seeds": self.seeds,
+            "rates": list(self.scale.rates),
+            "missing": missing(),
+            "faults": self.faults,
+            "cells": [
+                results.cell(x, self.chosen.get((x.task, x.row)) == x.rate) for x in self.planned
+            ],
+        }
         results.check(document)
-        _write(out, document)
+        _write(self.out, document)
         return document
-
-    outcomes = run([x.cell for x in stage_cells], "rates")
-    chosen = choose(stage_cells, outcomes)
-    if not interrupted:
-        more = [
-            plan_cell(scale, runs, task, row, seed, rate)
-            for seed in range(1, count)
-            for (task, row), rate in chosen.items()
-        ]
-        planned += more
-        run([x.cell for x in more], "seeds")
-    final = [x for x in planned if chosen.get((x.task, x.row)) == x.rate]
-    final = [x for x in final if x.cell.name not in faults]
-    for number, stage in enumerate(followups(scale, final, only)):
-        if not interrupted:
-            write()
-            run(stage, f"after-{number}")
-    return write(), interrupted
 
 
 def _write(out: Path, document: dict[str, Any]) -> None:
@@ -259,10 +273,3 @@ def _write(out: Path, document: dict[str, Any]) -> None:
         ("index.html", page.html(document)),
     ):
         write_atomically(out / name, lambda file, text=text: file.write_text(text))
-
-
-def commands(scale: Scale, runs: Path, only: str | None) -> list[str]:
-    """What the first stage would run, as a person would type it."""
-    pairs = [(task, row) for task, row in wanted(only) if ROWS[row][0] in models.MODELS]
-    cells = [plan_cell(scale, runs, *pair, 0, rate).cell for pair in pairs for rate in scale.rates]
-    return [f"{cell.command} --out {shlex.quote(str(cell.path))}" for cell in cells]

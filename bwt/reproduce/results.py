@@ -50,32 +50,27 @@ CELL: dict[str, Any] = {
 }
 
 
-def collect(scale, planned, chosen, faults, missing, seeds: int, argv: list[str]) -> dict[str, Any]:
-    """The document of all planned cells, from the files of their runs."""
+def header(scale: str, command: str) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
-        "scale": scale.name,
-        "command": " ".join(["bwt", *argv]),
+        "scale": scale,
+        "command": command,
         "commit": env.commit(),
         "date": time.strftime("%Y-%m-%d"),
-        "seeds": seeds,
-        "rates": list(scale.rates),
-        "missing": missing,
-        "faults": faults,
-        "cells": [_cell(x, chosen.get((x.task, x.row)) == x.rate) for x in planned],
     }
 
 
-def _cell(x, chosen: bool) -> dict[str, Any]:
-    cell, path = x.cell, x.cell.path
+def cell(planned, chosen: bool) -> dict[str, Any]:
+    """From the files of its run."""
+    cell, path = planned.cell, planned.cell.path
     finished = (path / "evaluation.json").exists()
     evaluation = read_json(path / "evaluation.json") if finished else {}
     return {
         "name": cell.name,
-        "task": x.task,
-        "row": x.row,
-        "seed": x.seed,
-        "rate": float(x.rate),
+        "task": planned.task,
+        "row": planned.row,
+        "seed": planned.seed,
+        "rate": float(planned.rate),
         "chosen": chosen and finished,
         "status": "finished" if finished else "failed",
         "command": cell.command,

@@ -149,7 +149,7 @@ def metrics(found: Found) -> Table:
     notes = [
         "Rate: the chosen factor on the preset's learning rates; an edge of the range tried is "
         "marked, a better one may lie beyond it.",
-        "Beside the paper: within a factor of 2 (accuracy: 2 points) of one of its figures, or not.",
+        "Beside the paper: agrees if within a factor of 2 (accuracy: 2 points) of a figure of it.",
     ]
     return Table("metrics", "All metrics", header, rows, notes)
 
@@ -225,7 +225,10 @@ def lengths(found: Found) -> Table:
             line.append(f"{_at(cells, size)} (paper {paper.LENGTHS.get(key, '-')})")
         rows.append(line)
     header = ["model", *(f"length {size}" for size in sorted(sizes))]
-    notes = ["HMM, entropy error in bits over all positions, trained on the first length."]
+    notes = [
+        "HMM, entropy error in bits over all positions, trained on the first length. An MLP has "
+        "weights for the positions of training only."
+    ]
     return Table("lengths", "Longer than in training", header, rows, notes)
 
 
