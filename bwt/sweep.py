@@ -29,7 +29,6 @@ from bwt.rundir import RunDirectory, RunError, read_json, write_json
 BEGINNING = {"config.json", "environment.json", "metrics.jsonl", "checkpoints"}
 # Settings that change how a run is computed, not what is.
 CIRCUMSTANCES = {"threads", "device", "compile"}
-INTERRUPTED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
 @dataclass(frozen=True)
@@ -159,12 +158,13 @@ class Processes:
         self.running: dict[int, tuple[Cell | Command, subprocess.Popen, str | None]] = {}
 
     def start(self, number: int, cell: Cell | Command, log: Path, lock: int) -> None:
+        words = cell.next_words()
         slot = self.slots.pop()
         visible = {} if slot is None else {"CUDA_VISIBLE_DEVICES": slot}
         count = str(self.threads)
         with open(log, "ab") as file:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "bwt", *cell.next_words()],
+                [sys.executable, "-P", "-m", "bwt", *words],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
@@ -249,11 +249,9 @@ class Sweep:
 
     def _skip_finished(self) -> None:
         for outcome in self.outcomes:
-            try:
-                outcome.status = "finished" if outcome.cell.finished() else "waiting"
-            except RunError as error:
-                outcome.status, outcome.error = "failed", str(error)
-                self.say(f"failed    {outcome.cell.name}: {error}")
+            outcome.status, outcome.error = _look(outcome.cell)
+            if outcome.error:
+                self.say(f"failed    {outcome.cell.name}: {outcome.error}")
         done = sum(x.status == "finished" for x in self.outcomes)
         if done:
             self.say(f"{done} of {len(self.outcomes)} were finished before")
@@ -273,9 +271,11 @@ class Sweep:
     def _ended(self, number: int, code: int, seconds: float) -> None:
         outcome = self.outcomes[number]
         outcome.seconds = seconds
-        if code == 0 and outcome.cell.finished():
-            outcome.status = "finished"
-        elif code in INTERRUPTED and self.stopping:
+        if code == 0:
+            outcome.status, outcome.error = _look(outcome.cell)
+            if outcome.status == "waiting":
+                outcome.status, outcome.error = "failed", "ended well and left no result"
+        elif self.stopping:
             outcome.status = "interrupted"
         else:
             outcome.status = "failed"
@@ -318,6 +318,14 @@ class Sweep:
                 signal.signal(number, handler)
 
 
+def _look(cell: Cell | Command) -> tuple[str, str | None]:
+    """(status, error) as the files of a cell that is not running tell."""
+    try:
+        return ("finished" if cell.finished() else "waiting"), None
+    except RunError as error:
+        return "failed", str(error)
+
+
 @contextmanager
 def _locked(folder: Path):
     """One sweep in a folder at a time. Its processes inherit the lock: should the sweep itself be
@@ -343,7 +351,7 @@ def status_line(sweep: Sweep) -> str:
     }
     text = ", ".join(f"{n} {name}" for name, n in counts.items() if n)
     running = [x.cell for x in sweep.outcomes if x.status == "running"]
-    return text + "".join(f"  {cell.name} {cell.progress():.0%}" for cell in running)
+    return text + "".join(f"  {cell.name} {cell.progress():.0%}" for cell in running[:4])
 
 
 def table(outcomes: Sequence[Outcome], metrics: Sequence[str]) -> str:

@@ -59,6 +59,15 @@ def test_a_failed_cell_is_reported_and_the_rest_goes_on(tmp_path):
     assert [x.status for x in outcomes] == ["finished"] * 3
 
 
+def test_a_cell_that_leaves_no_result_has_failed(tmp_path):
+    class Lazy(Inline):
+        def start(self, number, cell, log, lock):
+            self.running[number] = 0
+
+    (outcome,) = Sweep(tmp_path, cells(tmp_path, seeds=(0,)), Lazy()).run()
+    assert (outcome.status, outcome.error) == ("failed", "ended well and left no result")
+
+
 def test_a_cell_cut_short_goes_on_from_its_checkpoint(tmp_path):
     (cell,) = cells(tmp_path, seeds=(0,), steps=30, evaluations=3)
     config = cell.config
