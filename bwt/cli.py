@@ -14,6 +14,10 @@ COMMANDS = {
     "geometry": "look inside a trained model: attention, states, what can be read off them",
     "ablate": "take parts out of a trained model and say how many bits that costs",
     "report": "turn one or several runs into one page of figures and plain words",
+    "sweep": "train a grid of configurations side by side, or on a Ray cluster",
+    "reproduce": "run the paper's tables and put its figures beside ours",
+    "bench": "time the ops and the training of a checkout",
+    "kernels": "list the kernels of every op and what they have been compiled for",
     "env": "list versions, devices, and which backend serves which op (and why not)",
 }
 

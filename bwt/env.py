@@ -3,6 +3,8 @@
 import importlib.metadata
 import os
 import platform
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from bwt import ops  # noqa: F401  (registers the ops with _dispatch)
 from bwt.ops import _dispatch, _library
 
 PACKAGES = ("torch", "triton", "numpy", "scipy", "safetensors")
+_QUIETLY = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
 VARIABLES = ("BWT_BACKEND", "BWT_SIMD", "BWT_CUDA", "BWT_DEBUG", "TRITON_INTERPRET")
 
 
@@ -19,6 +22,7 @@ def collect() -> dict[str, Any]:
     return {
         "versions": {"bwt": bwt.__version__, "python": platform.python_version()}
         | {name: _version(name) for name in PACKAGES},
+        "commit": commit(),
         "machine": {
             "platform": platform.platform(),
             "cpu_count": os.cpu_count(),
@@ -40,6 +44,22 @@ def _backends(op: str) -> dict[str, dict[str, Any]]:
         automatic = next((d for d, names in _dispatch.AUTO.items() if backend in names), None)
         rows[backend] = {"usable": reason is None, "reason": reason, "automatic_for": automatic}
     return rows
+
+
+def commit() -> str | None:
+    """Of the checkout this package is imported from, with a + if its files have changed since."""
+    root = Path(bwt.__file__).parents[1]
+    git = ["git", "-C", str(root)]
+    try:
+        top = subprocess.run([*git, "rev-parse", "--show-toplevel", "HEAD"], **_QUIETLY)
+        changed = subprocess.run([*git, "status", "--porcelain", "-uno"], **_QUIETLY)
+    except OSError:  # no git
+        return None
+    lines = top.stdout.split("\n")
+    # An installed package may lie in a checkout of something else.
+    if top.returncode or not lines[0] or not Path(lines[0]).samefile(root):
+        return None
+    return lines[1] + ("+" if changed.stdout else "")
 
 
 def _version(package: str) -> str | None:

@@ -12,6 +12,12 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
 
+def kind_of(field: dataclasses.Field) -> type:
+    """The type of a field's values. One whose default is None is a number that follows from
+    others."""
+    return int if field.default is None else type(field.default)
+
+
 def add_fields(group: Any, cls: type, defaults: dict[str, Any]) -> None:
     """One flag for each field that has help. A flag not given sets nothing; `defaults` is what the
     help shows."""
@@ -19,8 +25,7 @@ def add_fields(group: Any, cls: type, defaults: dict[str, Any]) -> None:
         if "help" not in field.metadata:
             continue
         default = defaults.get(field.name, field.default)
-        # A field whose default is None is a number that follows from others.
-        kind = int if field.default is None else type(field.default)
+        kind = kind_of(field)
         settings: dict[str, Any] = {"default": argparse.SUPPRESS, "dest": field.name}
         if kind is bool:
             settings["action"] = argparse.BooleanOptionalAction

@@ -1,0 +1,128 @@
+"""`bwt kernels`"""
+
+import argparse
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import bwt
+from bwt import ops  # noqa: F401  (tells _dispatch what there is)
+from bwt.ops import _dispatch
+from bwt.rundir import read_json
+
+ROOT = Path(bwt.__file__).parents[1]
+
+
+def add_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
+    parser.add_argument("op", metavar="OP", nargs="*", help="of these ops (default: all)")
+    text = "where `python -m bwt.kernels.aot --out DIR` has written: says what it has compiled"
+    parser.add_argument("--aot", metavar="DIR", help=text)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    rows = collect(Path(arguments.aot) if arguments.aot else None)
+    known = sorted({row["op"] for row in rows})
+    for op in arguments.op:
+        if op not in known:
+            raise ValueError(f"kernels: no op {op!r}; choose from {', '.join(known)}")
+    rows = [row for row in rows if not arguments.op or row["op"] in arguments.op]
+    print(json.dumps(rows) if arguments.json else render(rows))
+
+
+def collect(compiled: Path | None = None) -> list[dict[str, Any]]:
+    """One row for each kernel of each backend of each op."""
+    records = read_json(compiled / "resources.json") if compiled else []
+    done = {(record["name"], record["arch"]) for record in records}
+    rows = []
+    for op in sorted(_dispatch.BACKENDS):
+        for backend in _dispatch.BACKENDS[op]:
+            kernels = {"triton": _triton, "cuda": _cuda}.get(backend, _whole)
+            common = {"op": op, "backend": backend, "not_usable": _dispatch.status(backend)}
+            rows += [common | row for row in kernels(op, backend, done)]
+    return rows
+
+
+def _whole(op: str, backend: str, done: set) -> list[dict[str, Any]]:
+    """A backend whose op is one function."""
+    place = {
+        "reference": f"bwt/reference/{op}.py",
+        "native": f"csrc/cpu/{op}.cpp",
+        "torch": f"bwt/ops/_{op}_torch.py",
+    }[backend]
+    if not (ROOT / place).exists() and (ROOT / f"bwt/ops/{op}.py").exists():
+        place = f"bwt/ops/{op}.py"  # made of other ops there
+    native = backend == "native" and _dispatch.status(backend) is None
+    return [_row(op, place, 1, [], [f"CPU ({_simd()})"] if native else [])]
+
+
+def _triton(op: str, backend: str, done: set) -> list[dict[str, Any]]:
+    """Every kernel the ahead-of-time compiler knows of."""
+    from bwt.kernels import aot
+    from bwt.kernels.configs import ARCHITECTURES
+
+    forms: dict[str, Counter] = defaultdict(Counter)
+    compiled: dict[str, Counter] = defaultdict(Counter)
+    files = {}
+    for arch in ARCHITECTURES if op in aot.ops() else ():
+        for form, launch in aot.specialisations(op, arch).items():
+            forms[launch.name][arch] += 1
+            compiled[launch.name][arch] += (form, arch) in done
+            files[launch.name] = launch.kernel.fn.__module__.rpartition(".")[2]
+    return [
+        _row(
+            name,
+            f"kernels/{files[name]}.py",
+            max(count.values()),
+            list(count),
+            [f"{arch} ({n} of {count[arch]})" for arch, n in compiled[name].items() if n],
+        )
+        for name, count in sorted(forms.items())
+    ]
+
+
+def _cuda(op: str, backend: str, done: set) -> list[dict[str, Any]]:
+    """Kernels of csrc/cuda, which nvcc compiles when the package is built."""
+    built = ["this build"] if _dispatch.status(backend) is None else []
+    return [
+        _row(name, f"csrc/cuda/{path.name}", 1, ["sm_80", "sm_90", "sm_100"], built)
+        for path in sorted((ROOT / "csrc/cuda").glob(f"{op}*.cu*"))
+        for name in re.findall(r"__global__[^;{]*?\b(\w+_kernel)\s*\(", path.read_text())
+    ]
+
+
+def _simd() -> str:
+    from bwt import _C
+
+    return _C.simd()
+
+
+def _row(
+    name: str, file: str, configurations: int, targets: list[str], compiled: list[str]
+) -> dict[str, Any]:
+    return {
+        "kernel": name,
+        "file": file,
+        "configurations": configurations,
+        "targets": targets,
+        "compiled_for": compiled,
+    }
+
+
+def render(rows: list[dict[str, Any]]) -> str:
+    sizes = {name: max(len(row[name]) for row in rows) + 2 for name in ("kernel", "file")}
+
+    def line(backend, kernel, file, configurations, targets, compiled) -> str:
+        text = f"  {backend:<11}{kernel:<{sizes['kernel']}}{file:<{sizes['file']}}"
+        return f"{text}{configurations:>5}  {targets:<34}  {compiled}".rstrip()
+
+    lines = [line("backend", "kernel", "file", "forms", "targets", "compiled for")]
+    for op in dict.fromkeys(row["op"] for row in rows):
+        lines += ["", op]
+        for row in (row for row in rows if row["op"] == op):
+            targets, compiled = (", ".join(row[x]) or "-" for x in ("targets", "compiled_for"))
+            first = (row[x] for x in ("backend", "kernel", "file", "configurations"))
+            lines.append(line(*first, targets, compiled))
+    return "\n".join(lines)

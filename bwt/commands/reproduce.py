@@ -1,0 +1,100 @@
+"""`bwt reproduce`"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from bwt.commands.sweep import Live, add_workers, say_unless, workers
+from bwt.progress import duration
+from bwt.reproduce import SCALES, TABLES, Reproduction
+
+TFLOPS = 5.0  # sustained, of fp32 on one large GPU: an assumption, not a measurement
+
+
+def add_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
+    add = parser.add_argument
+    text = "laptop: small models, about an hour on 2 cores; paper: its sizes, for GPUs"
+    add("--scale", metavar="laptop|paper", choices=SCALES, default="laptop", help=text)
+    text = f"only what this table needs: {', '.join(TABLES)}"
+    add("--only", metavar="TABLE", choices=TABLES, help=text)
+    add("--seeds", metavar="N", type=int, help="(default: 3 laptop, 5 paper)")
+    add("--runs", metavar="DIR", help="of the runs (default: runs/reproduce-SCALE)")
+    add("--out", metavar="DIR", help="of the tables (default: results/SCALE)")
+    text = "run nothing; time some steps (laptop) or count operations (paper) and say what it costs"
+    add("--estimate", action="store_true", help=text)
+    text = f"--estimate at paper scale: sustained TFLOP/s of the GPU (default: {TFLOPS:g}, assumed)"
+    add("--tflops", metavar="X", type=float, default=TFLOPS, help=text)
+    add_workers(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    scale = SCALES[arguments.scale]
+    if arguments.estimate:
+        return _estimate(arguments, scale)
+    words = ["bwt", "reproduce", "--scale", scale.name]
+    for name in ("only", "seeds"):
+        if getattr(arguments, name) is not None:
+            words += [f"--{name}", str(getattr(arguments, name))]
+    say = say_unless(arguments.json)
+    reproduction = Reproduction(
+        scale,
+        Path(arguments.runs or f"runs/reproduce-{scale.name}").resolve(),
+        Path(arguments.out or f"results/{scale.name}"),
+        workers(arguments),
+        " ".join(words),
+        only=arguments.only,
+        seeds=arguments.seeds,
+        show=Live(arguments.json),
+        say=say,
+    )
+    document = reproduction.run()
+    if arguments.json:
+        print(json.dumps(document))
+    else:
+        _print(document, reproduction.out)
+    if reproduction.interrupted:
+        say("interrupted; the same command continues it")
+        return 130
+    return 1 if document["faults"] else 0
+
+
+def _print(document: dict, out: Path) -> None:
+    from bwt.reproduce.page import markdown_table
+    from bwt.reproduce.tables import build
+
+    for table in build(document)[:-1]:
+        if table.rows:
+            print(f"\n{table.title}\n{markdown_table(table)}")
+    print(f"\nwritten to {out}/results.json, README.md and index.html")
+
+
+def _estimate(arguments: argparse.Namespace, scale) -> int:
+    from bwt.reproduce import cost
+
+    if scale.preset == "paper":
+        found = cost.counted(scale, arguments.seeds)
+        rate = arguments.tflops * 1e12
+        hours = sum(found.values()) / rate / 3600
+        text = (
+            f"{sum(found.values()):.3g} floating-point operations, counted: about {hours:.0f} "
+            f"hours of one GPU at {arguments.tflops:g} TFLOP/s sustained (an estimate: small "
+            "models wait for launches, and evaluations are not counted)"
+        )
+        unit = "operations"
+    else:
+        found = cost.measured(scale, arguments.seeds)
+        jobs = workers(arguments)
+        seconds = sum(found.values()) / len(jobs.slots)
+        text = (
+            f"about {duration(seconds)} on {len(jobs.slots)} cores, from steps timed just now; "
+            "geometry, ablation and longer lengths come on top"
+        )
+        unit = "core-seconds"
+    if arguments.json:
+        print(json.dumps({"unit": unit, "cells": found, "total": sum(found.values())}))
+        return 0
+    for name, value in found.items():
+        print(f"{name:<24}{value:>12.3g} {unit}")
+    print(text)
+    return 0

@@ -1,0 +1,149 @@
+"""`bwt sweep`"""
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bwt import models, sweep, tasks
+from bwt.commands.train import default_preset
+from bwt.config import PRESETS, TrainConfig
+from bwt.flags import kind_of
+from bwt.sweep import Cell, Processes, Sweep, make_cell
+
+METRICS = ("entropy_mae", "kl", "tvd", "accuracy")
+
+
+def add_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
+    parser.usage = "bwt sweep TASK... --out DIR [--model NAME...] [--any-option VALUE...]"
+    parser.epilog = (
+        "Every option of `bwt train` takes one value or several; the grid is all combinations. "
+        "An option of one task or model leaves the others as they are."
+    )
+    add = parser.add_argument
+    add("task", metavar="TASK", nargs="+", choices=tasks.TASKS, help=f"{', '.join(tasks.TASKS)}")
+    add("--model", nargs="+", choices=models.MODELS, default=["transformer"])
+    add("--preset", choices=PRESETS, default=default_preset(), help="see bwt train")
+    add("--out", metavar="DIR", required=True, help="a run directory for each cell goes here")
+    add_workers(parser)
+    group = parser.add_argument_group("the grid")
+    fields = {f.name: f for cls in _classes() for f in dataclasses.fields(cls)}
+    for name, field in fields.items():
+        if "help" in field.metadata and name != "threads":
+            text = field.metadata["help"].replace("%", "%%")
+            flag = f"--{name.replace('_', '-')}"
+            kind = kind_of(field)
+            group.add_argument(
+                flag,
+                nargs="+",
+                type=_boolean if kind is bool else kind,
+                default=argparse.SUPPRESS,
+                metavar="VALUE",
+                help=text,
+            )
+
+
+def add_workers(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("where it runs")
+    text = "cells at a time (default: one on each GPU, or as many as the CPUs have threads for)"
+    group.add_argument("--jobs", metavar="N", type=int, default=0, help=text)
+    text = "CPU threads of each cell (default: 1)"
+    group.add_argument("--threads", metavar="N", type=int, default=1, help=text)
+    text = "run on the Ray cluster at this address (host:port, or auto); DIR on a shared disk"
+    group.add_argument("--ray", metavar="ADDRESS", help=text)
+
+
+def workers(arguments: argparse.Namespace) -> Any:
+    if arguments.threads < 1 or arguments.jobs < 0:
+        raise ValueError("--threads must be at least 1 and --jobs at least 0")
+    if arguments.ray is None:
+        return Processes(arguments.jobs, arguments.threads)
+    from bwt.sweep_ray import RayTasks
+
+    return RayTasks(arguments.ray, arguments.threads)
+
+
+def _classes() -> list[type]:
+    return [TrainConfig, *tasks.TASKS.values(), *map(models.options_class, models.MODELS)]
+
+
+def _boolean(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
+    return text == "true"
+
+
+def run(arguments: argparse.Namespace) -> int:
+    fixed = {"task", "model", "preset", "out", "jobs", "threads", "ray", "json", "run"}
+    fields = {k: v for k, v in vars(arguments).items() if k not in fixed}
+    out = Path(arguments.out).resolve()
+    choices = {"task": arguments.task, "model": arguments.model, **fields}
+    built = (make_cell(out, arguments.preset, **point) for point in sweep.grid(choices))
+    cells = list({x.name: x for x in built}.values())
+    _refuse_unused(fields, cells)
+    found = Sweep(
+        out, cells, workers(arguments), show=Live(arguments.json), say=say_unless(arguments.json)
+    )
+    outcomes = found.run()
+    if arguments.json:
+        print(json.dumps([_row(x) for x in outcomes]))
+    else:
+        print("\n" + sweep.table(outcomes, METRICS))
+        if found.stopping:
+            print("interrupted; the same command continues it")
+    return exit_code(found)
+
+
+def exit_code(found: Sweep) -> int:
+    if found.stopping:
+        return 130
+    return 1 if any(x.status == "failed" for x in found.outcomes) else 0
+
+
+def _refuse_unused(fields: dict[str, Sequence[Any]], cells: Sequence[Cell]) -> None:
+    used = {word for x in cells for word in x.words}
+    for name in fields:
+        flag = name.replace("_", "-")
+        if not {f"--{flag}", f"--no-{flag}"} & used:
+            raise ValueError(f"sweep: no task or model of this grid has the option --{flag}")
+
+
+def _row(outcome: sweep.Outcome) -> dict[str, Any]:
+    finished = outcome.status == "finished"
+    return {
+        "name": outcome.cell.name,
+        "run": str(outcome.cell.path),
+        "command": outcome.cell.command,
+        "status": outcome.status,
+        "error": outcome.error,
+        "metrics": sweep.scores(outcome.cell.path) if finished else None,
+    }
+
+
+def say_unless(quiet: bool):
+    def say(text: str) -> None:
+        if not quiet:
+            Live.clear()
+            print(text, flush=True)
+
+    return say
+
+
+class Live:
+    """One line about all cells, where a person looks."""
+
+    def __init__(self, quiet: bool):
+        self.shown = not quiet and sys.stderr.isatty()
+
+    def __call__(self, found: Sweep) -> None:
+        if self.shown:
+            self.clear()
+            print(sweep.status_line(found)[:150], end="", file=sys.stderr, flush=True)
+
+    @staticmethod
+    def clear() -> None:
+        if sys.stderr.isatty():
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,91 @@
+"""What a scale costs before it is run: from steps timed here, or from counted operations."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from bwt import models, tasks, train
+from bwt.config import TrainConfig
+from bwt.reproduce import plan
+from bwt.rundir import RunDirectory
+
+START = 6.0  # seconds until a process trains: imports, building
+
+
+def configs(scale: plan.Scale, seeds: int | None) -> Iterator[tuple[str, TrainConfig, int]]:
+    """(name, config, how many cells have it up to rate and seed)."""
+    count = len(scale.rates) + (scale.seeds if seeds is None else seeds) - 1
+    for task, row in plan.wanted(None):
+        if plan.ROWS[row][0] in models.MODELS:
+            cell = plan.plan_cell(scale, Path("."), task, row, 0, 1.0).cell
+            yield f"{task} {row}", cell.config, count
+
+
+def step_seconds(config: TrainConfig, steps: int = 6) -> tuple[float, float]:
+    """Of a training step on this CPU with one thread, and of an evaluation."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        trainer = train.Trainer(
+            config, RunDirectory("."), torch.device("cpu"), say=lambda text: None, quiet=True
+        )
+        for _ in range(2):
+            trainer.update(False)
+        start = time.perf_counter()
+        for _ in range(steps):
+            trainer.update(False)
+        trained = time.perf_counter()
+        trainer.evaluate()
+        return (trained - start) / steps, time.perf_counter() - trained
+    finally:
+        torch.set_num_threads(before)
+
+
+def _attention(q, k, *rest, out_shape=None, **options) -> int:
+    """Forward and backward: two and five products, of which the causal mask leaves half."""
+    B, H, T, D = q
+    return 7 * B * H * T * k[2] * D
+
+
+def _scan(u, delta, A, *rest, out_shape=None, **options) -> int:
+    """Forward and backward: about 6 and 14 operations for each channel, state and step."""
+    B, L, E = u
+    return 20 * B * L * E * A[1]
+
+
+def sequence_flops(config: TrainConfig) -> int:
+    """Floating-point operations of one sequence in training, forward and backward: products as
+    torch counts them in a real step, ours by the formulas above."""
+    task = tasks.get(config.task, **config.task_options)
+    model = models.build_for(task, config.model, **config.model_options)
+    batch = task.sample(2, generator=torch.Generator().manual_seed(0))
+    formulas = {"attention": _attention, "selective_scan": _scan}
+    known = {op: f for name, f in formulas.items() if (op := getattr(torch.ops.bwt, name, None))}
+    # oneDNN's LSTM is one opaque call; without it torch counts its products.
+    with (
+        torch.backends.mkldnn.flags(enabled=False),
+        FlopCounterMode(display=False, custom_mapping=known) as counter,
+    ):
+        model(batch.tokens, batch.features, batch.positions).sum().backward()
+    return counter.get_total_flops() // len(batch.tokens)
+
+
+def measured(scale: plan.Scale, seeds: int | None) -> dict[str, float]:
+    """Seconds of one core by task and row, from steps timed now."""
+    found = {}
+    for name, config, count in configs(scale, seeds):
+        step, evaluation = step_seconds(config)
+        each = START + step * config.steps + evaluation * config.evaluations
+        found[name] = count * each
+    return found
+
+
+def counted(scale: plan.Scale, seeds: int | None) -> dict[str, float]:
+    """Floating-point operations of training by task and row."""
+    return {
+        name: float(count) * sequence_flops(config) * config.steps * config.batch_size
+        for name, config, count in configs(scale, seeds)
+    }

@@ -1,0 +1,74 @@
+"""Tables as Markdown and as one HTML page."""
+
+from html import escape
+from typing import Any
+
+from bwt.reproduce.tables import Table, build
+
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 2rem auto; padding: 0 1rem;
+  color: #1a1a1a; background: #fff }
+table { border-collapse: collapse; display: block; overflow-x: auto; margin: .5rem 0 }
+th, td { padding: .25rem .8rem .25rem 0; text-align: left; border-bottom: 1px solid #ddd;
+  font-variant-numeric: tabular-nums; vertical-align: top }
+p { color: #555; max-width: 60rem }
+#commands td:last-child { font-family: ui-monospace, monospace; font-size: 12px }
+@media (prefers-color-scheme: dark) {
+  body { color: #ddd; background: #16181c } th, td { border-color: #333 } p { color: #999 }
+}
+"""
+
+
+def markdown_table(table: Table) -> str:
+    """Rows and columns only, as it is quoted elsewhere."""
+
+    def line(cells: list[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+    if not table.rows:
+        return ""
+    rule = "|" + "---|" * len(table.header)
+    return "\n".join([line(table.header), rule, *map(line, table.rows)])
+
+
+def introduction(document: dict[str, Any]) -> str:
+    machines = {
+        f"{x['environment']['machine']['platform']}, {x['environment']['machine']['cpu_count']} "
+        f"CPUs, torch {x['environment']['versions']['torch']}, commit {x['environment']['commit']}"
+        for x in document["cells"]
+        if x["environment"]
+    }
+    done = sum(x["status"] == "finished" for x in document["cells"])
+    seconds = sum(x["seconds"] or 0 for x in document["cells"])
+    return (
+        f"{document['command']}, {document['date']}: {done} of {len(document['cells'])} cells "
+        f"finished, {seconds / 60:.0f} minutes of training in all, {document['seeds']} seeds. "
+        f"Run on: {'; '.join(sorted(machines)) or 'nothing yet'}."
+    )
+
+
+def markdown(document: dict[str, Any]) -> str:
+    parts = [f"# Results: {document['scale']} scale", introduction(document)]
+    for table in build(document):
+        parts += [f"## {table.title}", markdown_table(table), *table.notes]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def html(document: dict[str, Any]) -> str:
+    title = f"bwt: results at {document['scale']} scale"
+    parts = [f"<h1>{escape(title)}</h1><p>{escape(introduction(document))}</p>"]
+    for table in build(document):
+        parts.append(f'<h2>{escape(table.title)}</h2><table id="{table.name}">')
+        parts.append(_row("th", table.header) if table.rows else "")
+        parts += [_row("td", row) for row in table.rows]
+        parts.append("</table>")
+        parts += [f"<p>{escape(note)}</p>" for note in table.notes]
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style>\n" + "\n".join(parts) + "\n</html>\n"
+    )
+
+
+def _row(tag: str, cells: list[str]) -> str:
+    return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"

@@ -1,0 +1,63 @@
+"""Figures that a text quotes from results/, between markers that say where each comes from:
+
+    <!-- results: laptop table architecture -->
+    | model | ... |
+    <!-- /results -->
+
+    about <!-- results: laptop hmm transformer kl -->0.0012 ± 0.0001<!-- /results --> bits
+
+`python -m bwt.reproduce.quotes README.md` brings them up to date; a test fails if they are not.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+from bwt.reproduce.page import markdown_table
+from bwt.reproduce.results import check
+from bwt.reproduce.tables import Found, build, percent, spread
+from bwt.rundir import read_json, write_atomically
+
+MARKED = re.compile(r"(<!-- results: ([^>]*?) -->)(.*?)(<!-- /results -->)", re.S)
+
+
+def fill(text: str, results: Path) -> str:
+    """The text with every quote as results/ has it.
+
+    Raises:
+        ValueError: a marker asks for something that is not there, or is not closed.
+    """
+    if text.count("<!-- results:") != len(MARKED.findall(text)):
+        raise ValueError("a marker <!-- results: ... --> has no <!-- /results -->")
+    return MARKED.sub(lambda m: m[1] + quote(m[2].split(), results) + m[4], text)
+
+
+def quote(words: list[str], results: Path) -> str:
+    """`SCALE table NAME` or `SCALE TASK MODEL METRIC`."""
+    document = read_json(results / words[0] / "results.json")
+    check(document)
+    where = " ".join(words)
+    if words[1:2] == ["table"]:
+        table = next((x for x in build(document) if [x.name] == words[2:]), None)
+        if table is None or not table.rows:
+            raise ValueError(f"results have no table for the marker {where!r}")
+        return f"\n{markdown_table(table)}\n"
+    if len(words) != 4:
+        raise ValueError(f"the marker {where!r} is not SCALE table NAME or SCALE TASK MODEL METRIC")
+    _, task, row, metric = words
+    cells = Found(document).cells(task, row)
+    if not cells or metric not in cells[0]["metrics"]:
+        raise ValueError(f"results have nothing for the marker {where!r}")
+    values = Found(document).values(task, row, metric)
+    return spread(values, percent) if metric == "accuracy" else spread(values)
+
+
+def main(paths: list[str]) -> int:
+    for path in map(Path, paths):
+        text = fill(path.read_text(), path.parent / "results")
+        write_atomically(path, lambda file, text=text: file.write_text(text))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,81 @@
+"""Cells of a sweep as tasks of a Ray cluster. The folder of the sweep must be on a disk that all
+nodes share, and bwt installed on each.
+
+A task trains in its own worker process, so that when a worker or its node dies nothing of it lives
+on; Ray then starts the task again elsewhere, and it goes on from the last checkpoint on the disk.
+"""
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+RETRIES = 5
+
+
+def work(cell: Any, log: Path) -> int:
+    """In a worker: start the cell or continue it; the exit code of the command."""
+    from bwt.cli import main
+
+    if cell.finished():  # the worker died just after it had finished
+        return 0
+    with open(log, "a", buffering=1) as file:
+        print(f"process {os.getpid()} on {os.uname().nodename}", file=file)
+        with contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
+            return main(cell.next_words())
+
+
+class RayTasks:
+    """What `Sweep` runs cells with, on the cluster at `address`."""
+
+    def __init__(self, address: str, threads: int = 1):
+        try:
+            import ray
+        except ImportError as error:
+            raise ValueError("--ray needs Ray: pip install 'bwt[ray]'") from error
+        self.ray = ray
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level="error")
+        except ConnectionError as error:
+            raise ValueError(f"--ray: no cluster answers at {address}") from error
+        count = str(threads)
+        self.task = ray.remote(
+            num_cpus=threads,
+            num_gpus=1 if ray.cluster_resources().get("GPU") else 0,
+            max_retries=RETRIES,
+            max_calls=1,  # a process for each cell: threads and memory start afresh
+            runtime_env={"env_vars": {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count}},
+        )(work)
+        self.running: dict[int, Any] = {}
+
+    free = True  # Ray keeps the queue
+
+    def start(self, number: int, cell: Any, log: Path, lock: int) -> None:
+        log = Path(os.path.abspath(log))
+        self.running[number] = (self.task.remote(cell, log), log)
+
+    def poll(self, timeout: float) -> list[tuple[int, int]]:
+        if not self.running:
+            return []
+        tasks = [task for task, _ in self.running.values()]
+        ready, _ = self.ray.wait(tasks, timeout=timeout)
+        ended = []
+        for number, (task, log) in list(self.running.items()):
+            if task in ready:
+                del self.running[number]
+                ended.append((number, self._code(task, log)))
+        return ended
+
+    def _code(self, task: Any, log: Path) -> int:
+        try:
+            return self.ray.get(task)
+        except self.ray.exceptions.RayError as error:
+            # Cancelled, or it died more often than it is retried.
+            with open(log, "a") as file:
+                print(f"{type(error).__name__}: {' '.join(str(error).split())}", file=file)
+            return 128 + signal.SIGTERM
+
+    def stop(self, hard: bool) -> None:
+        for task, _ in self.running.values():
+            self.ray.cancel(task, force=hard)

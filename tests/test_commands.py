@@ -1,0 +1,75 @@
+"""`bwt bench` and `bwt kernels`."""
+
+import json
+import shutil
+
+import pytest
+from nvcc import ROOT
+
+from bwt.cli import main
+from bwt.commands import bench, kernels
+from bwt.kernels import configs
+from bwt.ops import _dispatch
+
+
+def test_every_kernel_of_every_op(capsys):
+    assert main(["kernels", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    pairs = {(row["op"], row["backend"]) for row in found}
+    assert pairs == {(op, name) for op, names in _dispatch.BACKENDS.items() for name in names}
+    assert all((ROOT / row["file"]).exists() for row in found)
+    in_table = {key[0] for key in configs.TABLE}
+    assert in_table == {row["op"] for row in found if row["backend"] == "triton"}
+    short = next(row for row in found if row["kernel"] == "attention_short_forward")
+    assert short["configurations"] > 1 and set(short["targets"]) == set(configs.ARCHITECTURES)
+    assert {"noisy_kernel", "noiseless_kernel"} <= {row["kernel"] for row in found}
+
+
+def test_kernels_tell_what_has_been_compiled(tmp_path, capsys):
+    from bwt.kernels import aot
+
+    name = next(iter(aot.specialisations("hmm_filter", "sm_80")))
+    (tmp_path / "resources.json").write_text(json.dumps([{"name": name, "arch": "sm_80"}]))
+    assert main(["kernels", "hmm_filter", "--aot", str(tmp_path), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    compiled = [x for row in rows if row["backend"] == "triton" for x in row["compiled_for"]]
+    assert len(compiled) == 1 and compiled[0].startswith("sm_80 (1 of ")
+
+
+def test_kernels_as_a_table(capsys):
+    rows = kernels.collect()
+    text = kernels.render(rows)
+    assert all(row["kernel"] in text and row["file"] in text for row in rows)
+    assert main(["kernels", "chess"]) == 2
+    assert "no op 'chess'; choose from attention" in capsys.readouterr().err
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """With one benchmark that only says what it was given."""
+    (tmp_path / "bwt").mkdir()
+    (tmp_path / "benchmarks").mkdir()
+    code = "import json, sys; print(json.dumps(sys.argv[1:])); sys.exit('--wrong' in sys.argv)"
+    (tmp_path / "benchmarks/bench_echo.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_bench_runs_the_files_of_the_checkout(checkout, capfd):
+    assert main(["bench", "echo", "--cases", "a", "b"]) == 0
+    assert capfd.readouterr().out.splitlines()[-1] == '["--cases", "a", "b"]'
+    assert main(["bench", "--json"]) == 0
+    assert json.loads(capfd.readouterr().out) == [["--json"]]
+    assert main(["bench", "echo", "--wrong"]) == 1
+
+
+def test_bench_names_what_there_is(checkout, capsys):
+    assert main(["bench", "chess"]) == 2
+    assert capsys.readouterr().err == "bwt: bench: no benchmark 'chess'; choose from echo\n"
+
+
+def test_bench_outside_a_checkout(checkout, capsys, monkeypatch):
+    shutil.rmtree(checkout / "benchmarks")
+    monkeypatch.setattr(bench.bwt, "__file__", str(checkout / "site-packages/bwt/__init__.py"))
+    assert main(["bench"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
