@@ -4,11 +4,11 @@ import json
 import shutil
 
 import pytest
+from bwt.kernels import configs
 from nvcc import ROOT
 
 from bwt.cli import main
 from bwt.commands import bench, kernels
-from bwt.kernels import configs
 from bwt.ops import _dispatch
 
 
