@@ -21,8 +21,7 @@ export PRINT_REQUIREMENTS
 .PHONY: demo test lint format build bench clean
 
 demo: build
-	$(BIN)/bwt env
-	$(BIN)/python -m bwt.example
+	$(BIN)/bwt train bijection --preset quick
 
 test: build lint
 	$(BIN)/python -P -m pytest

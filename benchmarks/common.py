@@ -68,6 +68,7 @@ class Bench:
     baseline: str
     unit: str = "call"
     claims: tuple[Claim, ...] = ()
+    notes: Callable[[list[dict]], str] | None = None  # rows -> text below the table
     plot: Callable[[list[dict], str], None] | None = None
     plot_help: str = ""
     packages: tuple[str, ...] = ()  # peers whose versions belong in the rows
@@ -337,6 +338,8 @@ def main(bench: Bench, argv: list[str] | None = None) -> int:
     claims = summary.judge(bench.claims, report.rows)
     if not options.json:
         print(summary.table(report.rows, bench.unit))
+        if bench.notes:
+            print(bench.notes(report.rows))
         missing = [f"{text} ({', '.join(cases)})" for text, cases in report.unavailable.items()]
         print(*missing, *map(summary.sentence, claims), *report.wrong, sep="\n")
     if plot:

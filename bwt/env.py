@@ -11,7 +11,7 @@ import bwt
 from bwt import ops  # noqa: F401  (registers the ops with _dispatch)
 from bwt.ops import _dispatch, _library
 
-PACKAGES = ("torch", "triton", "numpy", "scipy")
+PACKAGES = ("torch", "triton", "numpy", "scipy", "safetensors")
 VARIABLES = ("BWT_BACKEND", "BWT_SIMD", "BWT_CUDA", "BWT_DEBUG", "TRITON_INTERPRET")
 
 

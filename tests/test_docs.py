@@ -7,13 +7,13 @@ import re
 import pytest
 from nvcc import ROOT
 
-OPS = [path.stem for path in (ROOT / "bwt/ops").glob("[a-z]*.py")]
+MODULES = [f"bwt.ops.{path.stem}" for path in (ROOT / "bwt/ops").glob("[a-z]*.py")]
 
 
-@pytest.mark.parametrize("op", OPS)
-def test_docstring_examples(op):
+@pytest.mark.parametrize("name", [*MODULES, "bwt.taps"])
+def test_docstring_examples(name):
     # bwt.ops.<op> is the function; the module has to be asked for by name.
-    module = importlib.import_module(f"bwt.ops.{op}")
+    module = importlib.import_module(name)
     result = doctest.testmod(module)
     assert result.attempted > 0 and result.failed == 0
 

@@ -1,0 +1,56 @@
+"""`bwt eval`"""
+
+import argparse
+import json
+from collections.abc import Sequence
+
+from bwt import distributed, evaluate, train
+from bwt.rundir import RunDirectory, read_json, write_json
+
+
+def add_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
+    add = parser.add_argument
+    add("path", metavar="RUN", help="run directory")
+    add("--length", metavar="N", type=int, nargs="+", help="at these lengths instead of its own")
+    add("--step", metavar="N", type=int, help="of this checkpoint (default: the last one)")
+    add("--sequences", metavar="N", type=int, default=4096, help="(default: 4096)")
+    add("--seed", metavar="N", type=int, default=train.EVAL_SEED, help="of the sequences")
+    add("--device", metavar="NAME", default="auto", help="auto, cpu, or cuda (default: auto)")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    if arguments.sequences < 1:
+        raise ValueError(f"eval: --sequences must be at least 1, got {arguments.sequences}")
+    device = distributed.local_device(arguments.device)
+    task, model, _ = train.load(arguments.path, arguments.step, device)
+    found = {}
+    for length in arguments.length or [None]:
+        found[length] = evaluate.evaluate(
+            train.predictor(model),
+            task if length is None else task.with_length(length),
+            num_sequences=arguments.sequences,
+            batch_size=min(train.EVAL_BATCH, arguments.sequences),
+            seed=arguments.seed,
+            device=device,
+        )
+        if not arguments.json:
+            title = "" if length is None else f"{task.length_option} {length}\n"
+            print(f"{title}{found[length].table()}\n\n{found[length].verdict()}\n")
+    if arguments.step is None:
+        _write(RunDirectory(arguments.path), found)
+    if arguments.json:
+        documents = [{"length": k, **json.loads(v.to_json())} for k, v in found.items()]
+        print(json.dumps(documents if arguments.length else documents[0]))
+
+
+def _write(run: RunDirectory, found: dict[int | None, evaluate.Evaluation]) -> None:
+    """evaluation.json: that of the run's own length, with others beside it under "lengths"."""
+    path = run.path / "evaluation.json"
+    document = read_json(path) if path.exists() else {}
+    lengths = document.get("lengths", {})
+    if None in found:
+        document = json.loads(found[None].to_json())
+    lengths |= {str(k): json.loads(v.to_json()) for k, v in found.items() if k is not None}
+    if lengths:
+        document["lengths"] = lengths
+    write_json(path, document)

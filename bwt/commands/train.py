@@ -1,0 +1,106 @@
+"""`bwt train`"""
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+
+import torch
+
+from bwt import flags, models, tasks, train
+from bwt.config import PRESETS, TrainConfig, preset, preset_model, resolve
+
+
+def add_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
+    """Flags of the task and of the model depend on which ones they are: these are read first."""
+    task = next((word for word in argv if word in tasks.TASKS), None)
+    model = _peek(argv, "--model", models.MODELS) or "transformer"
+    chosen = _peek(argv, "--preset", PRESETS) or default_preset()
+    parser.usage = "bwt train TASK [--model NAME] [--preset NAME] [--out DIR] [options]\n" + (
+        "       bwt train --resume DIR"
+    )
+    if task is None:
+        parser.epilog = "`bwt train TASK --help` shows the options of the task as well."
+    add = parser.add_argument
+    add("task", metavar="TASK", nargs="?", choices=tasks.TASKS, help=f"{', '.join(tasks.TASKS)}")
+    add("--model", choices=models.MODELS, default="transformer", help="(default: transformer)")
+    add(
+        "--preset",
+        choices=PRESETS,
+        default=chosen,
+        help="quick: converges on 2 CPU cores in minutes; paper: the paper's sizes "
+        "(default: quick without a GPU, paper with one)",
+    )
+    add("--out", metavar="DIR", help="run directory (default: runs/TASK-MODEL-TIME)")
+    add("--resume", metavar="DIR", help="continue the run in this directory, bit for bit")
+    training = parser.add_argument_group("training")
+    flags.add_fields(training, TrainConfig, preset(chosen, task))
+    if task is not None:
+        group = parser.add_argument_group(f"the task: {task}")
+        flags.add_fields(group, tasks.TASKS[task], {})
+    title = f"the model: {model}"
+    if model != "transformer":
+        title += " (without --width: as many parameters as the transformer of the preset)"
+    options = models.options_class(model)
+    sizes = preset_model(chosen, task) if model == "transformer" else {}
+    flags.add_fields(parser.add_argument_group(title), options, sizes)
+
+
+def default_preset() -> str:
+    return "paper" if torch.cuda.is_available() else "quick"
+
+
+def _peek(argv: Sequence[str], flag: str, choices: Sequence[str]) -> str | None:
+    for word, following in zip(argv, [*argv[1:], ""], strict=False):
+        name, _, value = word.partition("=")
+        if name == flag and (value or following) in choices:
+            return value or following
+    return None
+
+
+def run(arguments: argparse.Namespace) -> int:
+    def say(text: str) -> None:
+        if not arguments.json:
+            print(text, flush=True)
+
+    if arguments.resume:
+        _refuse_other_flags(arguments)
+        result = train.resume(arguments.resume, say=say, quiet=arguments.json)
+    else:
+        if arguments.task is None:
+            raise ValueError("train: name a TASK or --resume DIR (see bwt train --help)")
+        config = resolve(
+            arguments.task,
+            arguments.model,
+            arguments.preset,
+            settings=flags.given(arguments, TrainConfig),
+            task_options=flags.given(arguments, tasks.TASKS[arguments.task]),
+            model_options=flags.given(arguments, models.options_class(arguments.model)),
+        )
+        out = arguments.out or time.strftime(f"runs/{config.task}-{config.model}-%Y%m%d-%H%M%S")
+        result = train.train(config, out, say=say, quiet=arguments.json)
+    return _report(result, arguments.json, say)
+
+
+def _refuse_other_flags(arguments: argparse.Namespace) -> None:
+    known = {"task", "model", "preset", "out", "resume", "json", "run"}
+    extra = [f"--{name.replace('_', '-')}" for name in vars(arguments) if name not in known]
+    if arguments.task or arguments.out or extra:
+        named = ", ".join(filter(None, [arguments.task, arguments.out and "--out", *extra]))
+        raise ValueError(f"train: --resume takes everything from the run; leave out {named}")
+
+
+def _report(result: train.Result, as_json: bool, say) -> int:
+    if result.signal is not None:
+        say(
+            f"stopped after step {result.step}, which is saved; continue with\n"
+            f"  bwt train --resume {result.run.path}"
+        )
+        return 128 + result.signal
+    if result.evaluation is None:  # not the process that reports
+        return 0
+    if as_json:
+        document = {"run": str(result.run.path), "step": result.step}
+        print(json.dumps({**document, "evaluation": json.loads(result.evaluation.to_json())}))
+    say(f"\n{result.evaluation.table()}\n\n{result.evaluation.verdict()}\nrun: {result.run.path}")
+    return 0

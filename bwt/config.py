@@ -1,0 +1,159 @@
+"""The configuration of a training run: every field is a flag of `bwt train`."""
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+from bwt.models.parts import check_choices, option
+
+PRESETS = ("quick", "paper")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Fields without help are set by the command from other flags."""
+
+    task: str
+    model: str = "transformer"
+    task_options: dict[str, Any] = field(default_factory=dict)
+    model_options: dict[str, Any] = field(default_factory=dict)
+    targets: str = option(
+        "sampled",
+        "what is learned from: draws, as a language model would, or the exact posterior itself",
+        ("sampled", "posterior"),
+    )
+    steps: int = option(2000, "training steps")
+    batch_size: int = option(64, "fresh sequences in each step, for each process")
+    optimizer: str = option(
+        "adamw", "muon: for the matrices in the blocks, adamw for the rest", ("adamw", "muon")
+    )
+    lr: float = option(1e-3, "peak learning rate of adamw")
+    muon_lr: float = option(0.01, "peak learning rate of muon")
+    beta1: float = option(0.9, "adamw: memory of the gradient")
+    beta2: float = option(0.99, "adamw: memory of its square")
+    weight_decay: float = option(0.0, "adamw: decay of the weights")
+    clip: float = option(1.0, "largest norm of the gradient; 0: no limit")
+    warmup: float = option(0.02, "fraction of the steps in which the learning rate rises")
+    decay: str = option(
+        "linear", "how the learning rate falls to 0 after that", ("linear", "cosine", "none")
+    )
+    average: float = option(0.1, "evaluate the mean weights over this last fraction of the steps")
+    ema: float = option(0.0, "evaluate an exponential average with this memory instead (0.999)")
+    evaluations: int = option(12, "evaluations with a checkpoint, on a log scale of steps")
+    eval_sequences: int = option(2048, "sequences in each evaluation")
+    seed: int = option(0, "of the weights and of the data")
+    threads: int = option(0, "CPU threads; 0: as torch chooses")
+    device: str = option("auto", "auto, cpu, or cuda")
+    precision: str = option("fp32", "bf16: autocast, for a GPU", ("fp32", "bf16"))
+    compile: str = option(
+        "off",
+        "torch.compile; graphs: with CUDA graphs. Costs 10-20 s at the start and gains 10-20%",
+        ("off", "on", "graphs"),
+    )
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        for name in ("steps", "batch_size", "evaluations", "eval_sequences"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("lr", "muon_lr", "clip", "weight_decay"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(
+                    f"{name} must be a number of at least 0, got {getattr(self, name)}"
+                )
+        for name in ("warmup", "average", "ema", "beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
+        if self.device == "cpu" and self.compile == "graphs":
+            raise ValueError("compile graphs means CUDA graphs and needs a GPU")
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "TrainConfig":
+        try:
+            return cls(**values)
+        except TypeError as error:
+            raise ValueError(f"config.json does not fit this version of bwt: {error}") from error
+
+
+# Quick: seen to converge on 2 CPU cores. Paper: its sizes and optimizer.
+_PAPER = dict(
+    steps=100_000,
+    batch_size=128,
+    lr=3e-4,
+    beta2=0.95,
+    weight_decay=0.1,
+    decay="cosine",
+    average=0.0,
+)
+_RECIPES: dict[tuple[str, str], dict[str, Any]] = {
+    ("quick", "bijection"): dict(steps=10_000, batch_size=64, lr=1e-2, average=0.0),
+    ("quick", "hmm"): dict(steps=7_000, batch_size=64, lr=3e-3, optimizer="muon"),
+    ("quick", "recall"): dict(steps=1_200, batch_size=64, lr=3e-3, optimizer="muon"),
+    ("paper", "bijection"): _PAPER,
+    ("paper", "hmm"): {**_PAPER, "batch_size": 64, "weight_decay": 0.01},
+    ("paper", "recall"): _PAPER,
+}
+_SIZES: dict[tuple[str, str], dict[str, Any]] = {
+    ("quick", "bijection"): dict(layers=1, heads=1, width=64, norm="layer", logit_scale=8.0),
+    ("quick", "hmm"): dict(
+        layers=4,
+        heads=4,
+        width=64,
+        norm="layer",
+        token_shift="block",
+        positions="none",
+    ),
+    ("quick", "recall"): dict(
+        layers=2, heads=2, width=64, norm="layer", token_shift="input", shift_span=2
+    ),
+    ("paper", "bijection"): dict(layers=6, heads=6, width=192, tied=True),
+    ("paper", "hmm"): dict(layers=9, heads=8, width=256, norm="layer"),
+    ("paper", "recall"): dict(layers=6, heads=6, width=192, tied=True),
+}
+
+
+def preset(name: str, task: str | None) -> dict[str, Any]:
+    """Settings of the run."""
+    return dict(_RECIPES.get((name, task), {}))
+
+
+def preset_model(name: str, task: str | None) -> dict[str, Any]:
+    """Options of the transformer, which the other models are matched to in parameters."""
+    return dict(_SIZES.get((name, task), {}))
+
+
+def resolve(
+    task: str,
+    model: str,
+    preset_name: str,
+    *,
+    settings: dict[str, Any] | None = None,
+    task_options: dict[str, Any] | None = None,
+    model_options: dict[str, Any] | None = None,
+) -> TrainConfig:
+    """The configuration of a preset with some settings changed. A model other than the transformer
+    gets as many parameters as the preset's transformer has, unless its width is given."""
+    from bwt import models, tasks
+
+    options = dict(model_options or {})
+    built = tasks.get(task, **(task_options or {}))
+    sizes = preset_model(preset_name, task)
+    if model == "transformer":
+        options = {**sizes, **options}
+    else:
+        known = [field.name for field in dataclasses.fields(models.options_class(model))]
+        shared = {key: sizes[key] for key in ("norm", "logit_scale") if key in {*sizes} & {*known}}
+        options = {**shared, **options}
+        if "width" not in options:
+            target = models.build_for(built, "transformer", **sizes).num_parameters
+            options = models.match_parameters(model, built, target, **options)
+    return TrainConfig(
+        task=task,
+        model=model,
+        task_options=built.options(),
+        model_options=dataclasses.asdict(models.options_class(model)(**options)),
+        **{**preset(preset_name, task), **(settings or {})},
+    )

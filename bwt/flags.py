@@ -1,0 +1,39 @@
+"""Flags of the command from the fields of a dataclass, so that no option is written down twice."""
+
+import argparse
+import dataclasses
+from typing import Any, NoReturn
+
+
+class Parser(argparse.ArgumentParser):
+    """Complains in one line; argparse would print the whole usage above it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
+def add_fields(group: Any, cls: type, defaults: dict[str, Any]) -> None:
+    """One flag for each field that has help. A flag not given sets nothing; `defaults` is what the
+    help shows."""
+    for field in dataclasses.fields(cls):
+        if "help" not in field.metadata:
+            continue
+        default = defaults.get(field.name, field.default)
+        # A field whose default is None is a number that follows from others.
+        kind = int if field.default is None else type(field.default)
+        settings: dict[str, Any] = {"default": argparse.SUPPRESS, "dest": field.name}
+        if kind is bool:
+            settings["action"] = argparse.BooleanOptionalAction
+        elif field.metadata.get("choices"):
+            settings["choices"] = field.metadata["choices"]
+        else:
+            settings |= {"type": kind, "metavar": {int: "N", float: "X"}.get(kind, "NAME")}
+        shown = "" if default is None else f" (default: {default})"
+        text = (field.metadata["help"] + shown).replace("%", "%%")
+        group.add_argument(f"--{field.name.replace('_', '-')}", help=text, **settings)
+
+
+def given(arguments: argparse.Namespace, cls: type) -> dict[str, Any]:
+    """The fields of `cls` that were given on the command line."""
+    names = [field.name for field in dataclasses.fields(cls) if "help" in field.metadata]
+    return {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}

@@ -1,0 +1,114 @@
+"""The models: `build` one by name. A model knows nothing of tasks.
+
+A model is called as `model(tokens [B, L], features [B, F, W] | None, positions [P] | None)` and
+returns logits [B, P, num_outcomes] (P = F + L if no positions are given). Features come before the
+tokens; positions count both. Position t sees positions 0..t only.
+"""
+
+import dataclasses
+import importlib
+from typing import Any
+
+import torch
+from torch import nn
+
+# name -> module in this package; each has `Options` (a frozen dataclass) and `Model`.
+MODELS = ("transformer", "lstm", "mlp")
+
+
+def _module(name: str):
+    if name not in MODELS:
+        raise ValueError(f"no model {name!r}; choose one of {', '.join(MODELS)}")
+    return importlib.import_module(f"bwt.models.{name}")
+
+
+def options_class(name: str) -> type:
+    """The dataclass of a model's options."""
+    return _module(name).Options
+
+
+def build(
+    name: str,
+    *,
+    vocab_size: int,
+    num_outcomes: int,
+    seq_len: int,
+    feature_width: int = 0,
+    num_features: int = 0,
+    **options: Any,
+) -> nn.Module:
+    """The model `name`, with random weights from torch's global generator.
+
+    Args:
+        seq_len: positions, features included.
+        feature_width, num_features: of the continuous header, 0 if there is none.
+        options: of the model, see `options_class(name)`.
+
+    Raises:
+        ValueError: an unknown model or option, or sizes that do not fit.
+    """
+    module = _module(name)
+    known = [field.name for field in dataclasses.fields(module.Options)]
+    for option in options:
+        if option not in known:
+            raise ValueError(f"{name} has no option {option!r}; it has {', '.join(known)}")
+    from bwt.models.parts import Shape
+
+    shape = Shape(vocab_size, num_outcomes, seq_len, feature_width, num_features)
+    return module.Model(shape, module.Options(**options))
+
+
+def build_for(task, name: str, **options: Any) -> nn.Module:
+    """`build` with the sizes of a task."""
+    return build(
+        name,
+        vocab_size=task.vocab_size,
+        num_outcomes=task.num_outcomes,
+        seq_len=task.seq_len,
+        feature_width=task.feature_width,
+        num_features=task.num_features,
+        **options,
+    )
+
+
+def match_parameters(name: str, task, target: int, **options: Any) -> dict[str, Any]:
+    """The options with which model `name` has `target` parameters on this task, within 1%.
+
+    The width is the largest that does not exceed the target; the rest goes to the model's second
+    size (hidden units or embedding), which has finer steps.
+    """
+    fine = options_class(name).SECOND_SIZE
+
+    def count(**sizes: int) -> int:
+        with torch.device("meta"):
+            return build_for(task, name, **{**options, **sizes}).num_parameters
+
+    step = options_class(name)(**options).width_step
+    if count(width=step) > target:
+        raise ValueError(f"{name} cannot be as small as {target:,} parameters")
+    width = step * _largest(lambda n: count(width=step * n) <= target, 1)
+    default = build_size(name, width, options)
+    size = _largest(lambda n: count(width=width, **{fine: n}) <= target, default)
+    # The last step may overshoot by less than it falls short.
+    best = min((size, size + 1), key=lambda n: abs(count(width=width, **{fine: n}) - target))
+    found = count(width=width, **{fine: best})
+    if abs(found - target) > 0.01 * target:
+        raise ValueError(f"{name} has {found:,} parameters at best, wanted {target:,} within 1%")
+    return {**options, "width": width, fine: best}
+
+
+def build_size(name: str, width: int, options: dict[str, Any]) -> int:
+    """What a second size of 0 stands for at this width."""
+    return options_class(name)(**{**options, "width": width}).second_size
+
+
+def _largest(holds, start: int) -> int:
+    """The largest n >= start for which `holds`: it holds at the start, and not from some n on."""
+    high = start + 1
+    while holds(high):
+        high = start + 2 * (high - start)
+    low = start
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low

@@ -1,0 +1,48 @@
+"""A stack of LSTM layers."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from bwt.models.parts import Embedding, Head, Shape, at, check_choices, option
+from bwt.models.parts import Model as Base
+
+
+@dataclass(frozen=True)
+class Options:
+    layers: int = option(1, "LSTM layers")
+    width: int = option(64, "hidden units of each layer")
+    embed: int = option(0, "width of the input embedding; 0: width")
+    norm: str = option("rms", "in front of the head", ("rms", "layer"))
+    logit_scale: float = option(1.0, "factor on the logits")
+
+    SECOND_SIZE: ClassVar[str] = "embed"
+    width_step: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        if self.layers < 1 or self.width < 1:
+            raise ValueError("an LSTM needs at least one layer and one unit")
+
+    @property
+    def second_size(self) -> int:
+        return self.embed or self.width
+
+
+class Model(Base):
+    taps = ("hidden", "logits")  # [B, T, width] of the last layer; [B, P, O]
+
+    def __init__(self, shape: Shape, options: Options):
+        super().__init__()
+        size = options.second_size
+        self.embed = Embedding(shape, size, positions=False)
+        self.lstm = nn.LSTM(size, options.width, options.layers, batch_first=True)
+        self.head = Head(shape, options.width, options.norm, tied=False, scale=options.logit_scale)
+
+    def forward(
+        self, tokens: Tensor, features: Tensor | None = None, positions: Tensor | None = None
+    ) -> Tensor:
+        hidden, _ = self.lstm(self.embed(tokens, features))
+        x = at(self.tap("hidden", hidden), positions)
+        return self.tap("logits", self.head(x, self.embed))

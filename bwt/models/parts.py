@@ -1,0 +1,191 @@
+"""What the models share: sizes, norms, the input embedding, the head."""
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from bwt.taps import Tapped
+
+EPSILON = 1e-6
+
+
+class Shape(NamedTuple):
+    vocab_size: int
+    num_outcomes: int
+    seq_len: int  # features included
+    feature_width: int
+    num_features: int
+
+
+def option(default: Any, help: str, choices: tuple[str, ...] | None = None) -> Any:
+    """A field of an options dataclass, from which a flag of the `bwt` command is made."""
+    return dataclasses.field(default=default, metadata={"help": help, "choices": choices})
+
+
+def check_choices(options: Any) -> None:
+    for field in dataclasses.fields(options):
+        choices, value = field.metadata.get("choices"), getattr(options, field.name)
+        if choices and value not in choices:
+            raise ValueError(f"{field.name} must be one of {', '.join(choices)}, got {value!r}")
+        if isinstance(value, int) and not isinstance(value, bool) and value < 0:
+            raise ValueError(f"{field.name} must not be negative, got {value}")
+
+
+class _RMSNorm(torch.autograd.Function):
+    """torch's rms_norm is a chain of small ops on a CPU, each a pass through memory; these are
+    half as many, by the formula of the gradient."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor) -> Tensor:
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        scale = norm.square_().div_(x.shape[-1]).add_(EPSILON).rsqrt_()
+        unit = x * scale
+        ctx.save_for_backward(unit, scale, weight)
+        return unit * weight
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor):
+        unit, scale, weight = ctx.saved_tensors
+        product = grad * unit
+        flat = product.flatten(0, -2)
+        along = torch.mv(flat, weight).div_(len(weight)).view_as(scale)
+        grad_x = (grad * weight).addcmul_(unit, along, value=-1).mul_(scale)
+        return grad_x, flat.sum(0)
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.is_cuda or torch.compiler.is_compiling():
+            return functional.rms_norm(x, self.weight.shape, self.weight, EPSILON)
+        return _RMSNorm.apply(x, self.weight)
+
+
+class LayerNorm(nn.Module):
+    """Without parameters: the linear map that follows can scale as well."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.shape = (width,)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.layer_norm(x, self.shape, eps=EPSILON)
+
+
+NORMS = {"rms": RMSNorm, "layer": LayerNorm}
+
+
+def linear(inputs: int, outputs: int, *, bias: bool = True, gain: float = 1.0) -> nn.Linear:
+    layer = nn.Linear(inputs, outputs, bias=bias)
+    nn.init.normal_(layer.weight, std=gain * inputs**-0.5)
+    if bias:
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+def shifted(x: Tensor, mix: Tensor) -> Tensor:
+    """x_t + sum_j mix_j * x_{t-j}, for x [B, T, C] and mix [span, C], j = 1 .. span."""
+    total = x
+    for j, share in enumerate(mix, 1):
+        total = total + functional.pad(x[:, :-j] * share, (0, 0, j, 0))
+    return total
+
+
+def shift_mix(width: int, span: int) -> nn.Parameter:
+    """Each distance has its own pattern over channels, between 0 and 1, so that the order of the
+    positions can be told from the start."""
+    channels = torch.linspace(0, 1, width)
+    return nn.Parameter(torch.stack([(j * channels) % 1.0 for j in range(1, span + 1)]))
+
+
+class Embedding(nn.Module):
+    """Features and tokens -> [B, F + L, width]. Each feature has a place of its own in the header,
+    told by a learned vector; tokens get learned positions if asked for. shift: each position also
+    sees so many before it."""
+
+    def __init__(self, shape: Shape, width: int, *, positions: bool, shift: int = 0):
+        super().__init__()
+        std = width**-0.5
+        self.tokens = nn.Parameter(torch.randn(shape.vocab_size, width) * std)
+        self.num_features = shape.num_features
+        if shape.num_features:
+            self.features = linear(shape.feature_width, width, bias=False)
+            self.slots = nn.Parameter(torch.randn(shape.num_features, width) * std)
+        length = shape.seq_len - shape.num_features
+        self.positions = nn.Parameter(torch.randn(length, width) * std) if positions else None
+        self.mix = shift_mix(width, shift) if shift else None
+
+    def forward(self, tokens: Tensor, features: Tensor | None) -> Tensor:
+        x = functional.embedding(tokens, self.tokens)
+        if self.positions is not None:
+            if x.shape[1] > len(self.positions):
+                raise ValueError(
+                    f"this model has learned {len(self.positions)} token positions and cannot "
+                    f"read {x.shape[1]} tokens; train with positions none or rotary to go further"
+                )
+            x = x + self.positions[: x.shape[1]]
+        if (features is None) != (self.num_features == 0):
+            got = "no features" if features is None else f"{features.shape[1]} features"
+            raise ValueError(f"this model takes {self.num_features} features, got {got}")
+        if features is not None:
+            header = self.features(features.to(x.dtype)) + self.slots
+            x = torch.cat([header, x], 1)
+        return x if self.mix is None else shifted(x, self.mix)
+
+
+class Head(nn.Module):
+    """Norm, then logits. `tied`: the embeddings of the last num_outcomes tokens are the weights."""
+
+    def __init__(self, shape: Shape, width: int, norm: str, *, tied: bool, scale: float):
+        super().__init__()
+        if tied and shape.num_outcomes > shape.vocab_size:
+            raise ValueError(
+                f"a tied head needs a token per outcome: {shape.num_outcomes} outcomes, "
+                f"{shape.vocab_size} tokens"
+            )
+        self.norm = NORMS[norm](width)
+        self.outcomes = shape.num_outcomes
+        self.scale = scale
+        self.weight = None if tied else nn.Parameter(torch.zeros(shape.num_outcomes, width))
+
+    def forward(self, x: Tensor, embedding: Embedding) -> Tensor:
+        weight = embedding.tokens[-self.outcomes :] if self.weight is None else self.weight
+        logits = functional.linear(self.norm(x), weight)
+        return logits if self.scale == 1 else logits * self.scale
+
+
+class MLP(nn.Module):
+    def __init__(self, width: int, hidden: int, gain: float):
+        super().__init__()
+        self.up = linear(width, hidden)
+        self.down = linear(hidden, width, gain=gain)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(functional.gelu(self.up(x)))
+
+
+class Model(Tapped):
+    """Base of all models."""
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(p.numel() for p in self.parameters())
+
+
+def at(x: Tensor, positions: Tensor | None) -> Tensor:
+    """x [B, T, C] at the positions [P] along time."""
+    return x if positions is None else x.index_select(1, positions)
+
+
+def depth_gain(sublayers: int) -> float:
+    """Keeps the residual stream at order one however many sublayers add to it."""
+    return 1 / math.sqrt(max(1, sublayers))

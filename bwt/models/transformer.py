@@ -1,0 +1,162 @@
+"""A pre-norm transformer whose attention can be looked into at no cost to those who do not."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from bwt import ops
+from bwt.models.parts import (
+    MLP,
+    NORMS,
+    Embedding,
+    Head,
+    Shape,
+    at,
+    check_choices,
+    depth_gain,
+    linear,
+    option,
+    shift_mix,
+    shifted,
+)
+from bwt.models.parts import Model as Base
+from bwt.taps import Tapped
+
+
+@dataclass(frozen=True)
+class Options:
+    layers: int = option(2, "blocks")
+    heads: int = option(2, "attention heads in each block")
+    width: int = option(64, "of the residual stream, a multiple of heads")
+    hidden: int = option(0, "units of each MLP; 0: 4 x width")
+    norm: str = option("rms", "rms has a gain; layer has none and is cheaper", ("rms", "layer"))
+    positions: str = option(
+        "learned", "how positions are told apart", ("learned", "rotary", "none")
+    )
+    token_shift: str = option(
+        "none",
+        "let each position see those just before it without attention: in the embedding, or in "
+        "front of each block's attention",
+        ("none", "input", "block"),
+    )
+    shift_span: int = option(1, "how many positions back a token shift reaches")
+    tied: bool = option(False, "share the head's weights with the token embedding")
+    logit_scale: float = option(1.0, "factor on the logits")
+
+    SECOND_SIZE: ClassVar[str] = "hidden"
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        if min(self.layers, self.heads, self.width, self.shift_span) < 1:
+            raise ValueError("layers, heads, width and shift_span must be at least 1")
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
+        if self.positions == "rotary" and self.width // self.heads % 2:
+            raise ValueError("rotary positions need an even width of the heads")
+
+    @property
+    def width_step(self) -> int:
+        return self.heads * (2 if self.positions == "rotary" else 1)
+
+    @property
+    def second_size(self) -> int:
+        return self.hidden or 4 * self.width
+
+
+class Rotary(nn.Module):
+    """Turns pairs of channels by an angle proportional to the position."""
+
+    def __init__(self, size: int):
+        super().__init__()
+        self.size = size
+        self.turns: Tensor | None = None  # [T, 1, D / 2] complex, grown when needed
+
+    def forward(self, x: Tensor) -> Tensor:  # [B, T, ..., D]
+        time = x.shape[1]
+        if self.turns is None or len(self.turns) < time or self.turns.device != x.device:
+            speed = 10000.0 ** (-torch.arange(0, self.size, 2, device=x.device) / self.size)
+            angles = torch.arange(time, device=x.device)[:, None] * speed
+            self.turns = torch.polar(torch.ones_like(angles), angles)
+        turns = self.turns[:time].view(time, *(1,) * (x.ndim - 3), -1)
+        pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+        return torch.view_as_real(pairs * turns).flatten(-2).to(x.dtype)
+
+
+class Attention(Tapped):
+    # q, k, v, out: [B, H, T, D]; weights [B, H, T, T]; entropy [B, H, T] in bits
+    taps = ("q", "k", "v", "weights", "entropy", "out")
+
+    def __init__(self, options: Options, gain: float):
+        super().__init__()
+        self.heads = options.heads
+        size = options.width // options.heads
+        self.rotary = Rotary(size) if options.positions == "rotary" else None
+        self.qkv = linear(options.width, 3 * options.width, bias=False)
+        self.proj = linear(options.width, options.width, bias=False, gain=gain)
+
+    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        """x [B, T, C] -> [B, T, C], or [B, P, C] at the positions."""
+        qkv = self.qkv(x).unflatten(-1, (3, self.heads, -1))  # [B, T, 3, H, D]
+        q, k, v = (y.transpose(1, 2) for y in qkv.unbind(2))
+        if self.rotary is not None:
+            q, k = (y.transpose(1, 2) for y in self.rotary(qkv[:, :, :2]).unbind(2))
+        self.tap("q", q), self.tap("k", k), self.tap("v", v)
+        wanted = [name for name in ("weights", "entropy") if name in self.listeners]
+        result = ops.attention(q, k, v, capture=wanted)
+        for name in wanted:
+            self.tap(name, getattr(result, name))
+        out = self.tap("out", result.out)
+        # The native kernel lays it out as [B, T, H, D]: merging the heads moves nothing.
+        return self.proj(at(out.transpose(1, 2).flatten(2), positions))
+
+
+class Block(Tapped):
+    taps = ("mid",)  # the residual stream between attention and MLP
+
+    def __init__(self, options: Options):
+        super().__init__()
+        gain = depth_gain(2 * options.layers)
+        self.norm_attn = NORMS[options.norm](options.width)
+        self.attn = Attention(options, gain)
+        self.norm_mlp = NORMS[options.norm](options.width)
+        self.mlp = MLP(options.width, options.second_size, gain)
+        shift = options.token_shift == "block"
+        self.mix = shift_mix(options.width, options.shift_span) if shift else None
+
+    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        y = self.norm_attn(x)
+        if self.mix is not None:
+            y = shifted(y, self.mix)
+        x = self.tap("mid", at(x, positions) + self.attn(y, positions))
+        return x + self.mlp(self.norm_mlp(x))
+
+
+class Model(Base):
+    """Nothing after the last block's attention is computed at positions not asked for; what is
+    captured there has P instead of T positions then."""
+
+    taps = ("logits",)
+
+    def __init__(self, shape: Shape, options: Options):
+        super().__init__()
+        self.embed = Embedding(
+            shape,
+            options.width,
+            positions=options.positions == "learned",
+            shift=options.shift_span if options.token_shift == "input" else 0,
+        )
+        self.blocks = nn.ModuleList(Block(options) for _ in range(options.layers))
+        self.head = Head(
+            shape, options.width, options.norm, tied=options.tied, scale=options.logit_scale
+        )
+
+    def forward(
+        self, tokens: Tensor, features: Tensor | None = None, positions: Tensor | None = None
+    ) -> Tensor:
+        x = self.embed(tokens, features)
+        last = len(self.blocks) - 1
+        for index, block in enumerate(self.blocks):
+            x = block(x, positions if index == last else None)
+        return self.tap("logits", self.head(x, self.embed))

@@ -1,0 +1,209 @@
+"""Models: causal, right against NumPy in float64, sized as said."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import erf
+
+from bwt import models, reference, tasks
+from bwt.models.parts import shifted
+from bwt.models.transformer import Rotary
+
+SHAPE = dict(vocab_size=7, num_outcomes=4, seq_len=9, feature_width=3, num_features=2)
+VARIANTS = {
+    "transformer": ("transformer", {}),
+    "rotary": ("transformer", dict(positions="rotary", norm="layer", heads=4)),
+    "shift-input": ("transformer", dict(positions="none", token_shift="input", tied=True)),
+    "shift-block": (
+        "transformer",
+        dict(token_shift="block", shift_span=3, logit_scale=8.0),
+    ),
+    "lstm": ("lstm", dict(layers=2, embed=12)),
+    "prefix": ("mlp", {}),
+    "position": ("mlp", dict(context="position", norm="layer")),
+}
+
+
+def build(variant, **changes):
+    name, options = VARIANTS[variant]
+    model = models.build(name, **{**SHAPE, **changes}, width=16, **options)
+    with torch.no_grad():
+        for p in model.parameters():  # a head of zeros would hide everything
+            p.add_(0.1 * torch.randn_like(p))
+    return model.double()
+
+
+def inputs(batch=3):
+    tokens = torch.randint(SHAPE["vocab_size"], (batch, 7))
+    return tokens, torch.randn(batch, 2, 3, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_causal(variant):
+    model, (tokens, features) = build(variant), inputs()
+    before = model(tokens, features)
+    changed = tokens.clone()
+    changed[:, 4] = (tokens[:, 4] + 1) % SHAPE["vocab_size"]
+    difference = (model(changed, features) - before).abs().amax((0, 2))  # [T]
+    at = 2 + 4  # behind the features
+    assert (difference[:at] == 0).all() and difference[at] > 1e-6
+    sees_past = variant != "position"
+    assert (difference[at + 1 :] > 1e-9).all() == sees_past
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_positions_select(variant):
+    model, (tokens, features) = build(variant), inputs()
+    positions = torch.tensor([1, 4, 8])
+    want = model(tokens, features)[:, positions]
+    torch.testing.assert_close(model(tokens, features, positions), want, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_gradient_reaches_every_parameter(variant):
+    model, (tokens, features) = build(variant), inputs(batch=32)
+    model(tokens, features).square().sum().backward()
+    for name, p in model.named_parameters():
+        assert p.grad is not None and p.grad.abs().sum() > 0, name
+
+
+def numpy_transformer(state, tokens, features, heads, eps=1e-6):
+    """The default transformer, written down again."""
+    w = {name: p.numpy() for name, p in state.items()}
+
+    def norm(x, gain):
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * gain
+
+    x = w["embed.tokens"][tokens] + w["embed.positions"][: tokens.shape[1]]
+    x = np.concatenate([features @ w["embed.features.weight"].T + w["embed.slots"], x], 1)
+    for i in range(sum(name.endswith("qkv.weight") for name in w)):
+        at = f"blocks.{i}."
+        qkv = norm(x, w[at + "norm_attn.weight"]) @ w[at + "attn.qkv.weight"].T
+        q, k, v = (
+            part.reshape(*part.shape[:2], heads, -1).transpose(0, 2, 1, 3)
+            for part in np.split(qkv, 3, -1)
+        )
+        out = reference.attention(q, k, v).out.transpose(0, 2, 1, 3).reshape(x.shape)
+        x = x + out @ w[at + "attn.proj.weight"].T
+        up = norm(x, w[at + "norm_mlp.weight"]) @ w[at + "mlp.up.weight"].T + w[at + "mlp.up.bias"]
+        gelu = up * 0.5 * (1 + erf(up / np.sqrt(2)))
+        x = x + gelu @ w[at + "mlp.down.weight"].T + w[at + "mlp.down.bias"]
+    return norm(x, w["head.norm.weight"]) @ w["head.weight"].T
+
+
+def test_transformer_equals_numpy():
+    model, (tokens, features) = build("transformer"), inputs()
+    want = numpy_transformer(model.state_dict(), tokens.numpy(), features.numpy(), heads=2)
+    with torch.no_grad():
+        got = model(tokens, features)
+        single = model.float()(tokens, features.float())
+    assert np.abs(got.numpy() - want).max() < 1e-12
+    assert np.abs(single.numpy() - want).max() < 1e-4
+
+
+def test_prefix_mlp_sees_the_flattened_prefix():
+    prefix, e = build("prefix").prefix, torch.randn(3, 9, 16, dtype=torch.float64)
+    for t in range(9):
+        visible = e.clone()
+        visible[:, t + 1 :] = 0
+        want = visible.flatten(1) @ prefix.weight.flatten(0, 1)
+        torch.testing.assert_close(prefix(e)[:, t], want, atol=1e-12, rtol=0)
+
+
+def test_rotary_scores_depend_on_distance_only():
+    q, k = torch.randn(2, 1, 1, 8)
+    rotary = Rotary(8)
+    q, k = (rotary(x.expand(1, 12, 8)) for x in (q, k))
+    scores = q[0] @ k[0].T
+    for offset in range(-8, 9):
+        diagonal = scores.diagonal(offset)
+        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal))
+    assert scores[0].std() > 0.01
+
+
+def test_rms_norm_and_its_gradient():
+    norm = models.parts.RMSNorm(5).double()
+    torch.nn.init.normal_(norm.weight)
+    x = torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True)
+    want = x.detach().numpy()
+    want = want / np.sqrt((want**2).mean(-1, keepdims=True) + 1e-6) * norm.weight.detach().numpy()
+    assert np.abs(norm(x).detach().numpy() - want).max() < 1e-14
+    assert torch.autograd.gradcheck(lambda x, _: norm(x), (x, norm.weight))
+
+
+def test_shift():
+    x, mix = torch.randn(2, 5, 3), torch.randn(2, 3)
+    got = shifted(x, mix)
+    for t in range(5):
+        want = x[:, t] + sum(mix[j - 1] * x[:, t - j] for j in (1, 2) if t >= j)
+        torch.testing.assert_close(got[:, t], want)
+
+
+def test_tied_head_is_the_embedding_of_the_last_tokens():
+    model, (tokens, features) = build("shift-input"), inputs()
+    assert model.head.weight is None
+    tokens = tokens % (SHAPE["vocab_size"] - 1)  # the last one is not read
+    before = model(tokens, features)
+    with torch.no_grad():
+        model.embed.tokens[-1] *= 2  # the last outcome
+    change = (model(tokens, features) - before).abs().amax((0, 1))
+    assert change[-1] > 1e-6 and (change[:-1] == 0).all()
+
+
+def test_the_papers_size():
+    """2,677,440 with the authors' table of 38 positions; this task has 37."""
+    sizes = dict(layers=6, heads=6, width=192, tied=True)
+    model = models.build("transformer", vocab_size=40, num_outcomes=20, seq_len=38, **sizes)
+    assert model.num_parameters == 2_677_440
+
+
+@pytest.mark.parametrize("target", [20_000, 57_216, 1_000_000])
+@pytest.mark.parametrize(
+    "name,options",
+    [("transformer", dict(heads=4)), ("lstm", dict(layers=2)), ("mlp", {})]
+    + [("mlp", dict(context="position", layers=3))],
+)
+def test_match_parameters(name, options, target):
+    task = tasks.get("bijection", num_symbols=8)
+    found = models.match_parameters(name, task, target, **options)
+    count = models.build_for(task, name, **found).num_parameters
+    assert abs(count - target) <= 0.01 * target
+    assert options.items() <= found.items()
+
+
+@pytest.mark.parametrize(
+    "name,options,complaint",
+    [
+        ("gru", {}, "no model 'gru'; choose one of transformer"),
+        ("transformer", dict(depth=3), "transformer has no option 'depth'"),
+        ("transformer", dict(width=10, heads=4), "width 10 is not a multiple of heads 4"),
+        ("transformer", dict(norm="batch"), "norm must be one of rms, layer"),
+        ("transformer", dict(positions="rotary", width=6, heads=2), "even width"),
+        ("transformer", dict(layers=-1), "layers must not be negative"),
+        ("transformer", dict(layers=0), "must be at least 1"),
+        ("transformer", dict(tied=True), "a tied head needs a token per outcome"),
+        ("lstm", dict(layers=0), "at least one layer"),
+        ("mlp", dict(context="all"), "context must be one of"),
+    ],
+)
+def test_bad_options(name, options, complaint):
+    shape = {**SHAPE, "vocab_size": 3} if options.get("tied") else SHAPE
+    with pytest.raises(ValueError, match=complaint):
+        models.build(name, **shape, **options)
+
+
+def test_inputs_that_do_not_fit():
+    tokens, features = inputs()
+    longer = torch.cat([tokens, tokens], 1)
+    with pytest.raises(ValueError, match="has learned 7 token positions and cannot read 14"):
+        build("transformer")(longer, features)
+    with pytest.raises(ValueError, match="weights for 9 positions"):
+        build("prefix").prefix(torch.zeros(1, 10, 16, dtype=torch.float64))
+    with pytest.raises(ValueError, match="takes 2 features, got no features"):
+        build("transformer")(tokens)
+    assert build("rotary")(longer, features).shape == (3, 16, 4)
+
+
+def test_too_small_to_match():
+    with pytest.raises(ValueError, match="cannot be as small as 10 parameters"):
+        models.match_parameters("mlp", tasks.get("bijection"), 10)

@@ -1,0 +1,357 @@
+"""Training: learns, stops and resumes without a difference, in one process or two."""
+
+import dataclasses
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from nvcc import ROOT
+from safetensors.torch import load_file
+
+from bwt import models, rundir, tasks, train
+from bwt.config import TrainConfig, resolve
+from bwt.optim import Muon, Optimizer, orthogonalise
+from bwt.progress import Progress
+from bwt.schedule import log_spaced, lr_factor
+
+SMALL = TrainConfig(
+    task="bijection",
+    task_options=dict(num_symbols=4),
+    model_options=dict(layers=1, heads=2, width=16, norm="layer", logit_scale=4.0),
+    steps=12,
+    batch_size=8,
+    lr=1e-2,
+    evaluations=3,
+    eval_sequences=64,
+)
+VARIANTS = {
+    "adamw": {},
+    "muon-averaged": dict(optimizer="muon", average=0.75, targets="posterior"),
+    "ema-cosine": dict(ema=0.9, decay="cosine", clip=0.0, weight_decay=0.1),
+}
+
+
+def losses(run):
+    return [(row["step"], row["loss"]) for row in run.read_metrics()]
+
+
+def same_files(a, b):
+    assert a.steps() == b.steps()
+    for step in a.steps():
+        one, two = (load_file(run.weights_path(step)) for run in (a, b))
+        assert one.keys() == two.keys()
+        assert all(torch.equal(one[name], two[name]) for name in one), step
+    assert losses(a) == losses(b)
+    evaluations = [json.loads((run.path / "evaluation.json").read_text()) for run in (a, b)]
+    assert evaluations[0] == evaluations[1]
+
+
+def interrupt_at(step, action, monkeypatch):
+    update = train.Trainer.update
+
+    def patched(self, stop):
+        done = update(self, stop)
+        if self.step == step:
+            action()
+        return done
+
+    monkeypatch.setattr(train.Trainer, "update", patched)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_and_resumed_equals_uninterrupted(variant, number, tmp_path, monkeypatch):
+    config = dataclasses.replace(SMALL, **VARIANTS[variant])
+    whole = train.train(config, tmp_path / "whole")
+    handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    with monkeypatch.context() as patch:
+        interrupt_at(5, lambda: os.kill(os.getpid(), number), patch)
+        first = train.train(config, tmp_path / "parts")
+    assert first.signal == number and first.evaluation is None and first.step < 12
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
+    stopped_at = first.step
+    second = train.resume(tmp_path / "parts")
+    assert second.step == 12 and second.signal is None
+    # The stop left one checkpoint more.
+    extra = second.run.weights_path(stopped_at)
+    if not whole.run.weights_path(stopped_at).exists():
+        extra.unlink()
+    same_files(whole.run, second.run)
+
+
+def test_resumed_after_a_crash_equals_uninterrupted(tmp_path, monkeypatch):
+    whole = train.train(SMALL, tmp_path / "whole")
+
+    def crash():
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        interrupt_at(11, crash, patch)
+        with pytest.raises(MemoryError):
+            train.train(SMALL, tmp_path / "parts")
+    # A line cut off, and later files than the state a resume starts from.
+    with open(tmp_path / "parts/metrics.jsonl", "a") as file:
+        file.write('{"step": 11, "lo')
+    same_files(whole.run, train.resume(tmp_path / "parts").run)
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path):
+    whole = train.train(SMALL, tmp_path / "a")
+    before = {path: path.read_bytes() for path in (tmp_path / "a").rglob("*") if path.is_file()}
+    again = train.resume(tmp_path / "a")
+    assert again.evaluation.to_json() == whole.evaluation.to_json()
+    assert before == {path: path.read_bytes() for path in before}
+
+
+@pytest.mark.parametrize("name", models.MODELS)
+def test_learns(name, tmp_path):
+    options = dict(width=32)
+    config = resolve(
+        "bijection",
+        name,
+        "quick",
+        settings=dict(steps=150, batch_size=64, eval_sequences=256, evaluations=2),
+        task_options=dict(num_symbols=4),
+        model_options=options,
+    )
+    result = train.train(config, tmp_path / "run")
+    rows = result.run.read_metrics()
+    uniform = sum(torch.log2(torch.tensor(4 / n)).item() for n in (4, 3, 2)) / 3
+    assert train.means(result.evaluation)["kl"] < 0.2 * uniform
+    assert rows[-1]["evaluation"] == train.means(result.evaluation)
+    assert abs(rows[-1]["excess"]) < 0.2 < rows[0]["excess"]
+
+
+def test_the_averaged_weights_are_the_ones_saved_and_evaluated(tmp_path):
+    config = dataclasses.replace(SMALL, average=0.5)
+    trainer = train.Trainer(
+        config,
+        rundir.RunDirectory.create(tmp_path / "run"),
+        torch.device("cpu"),
+        lambda text: None,
+    )
+    seen = []
+    for _ in range(12):
+        trainer.update(False)
+        seen.append([p.detach().clone() for p in trainer.parameters])
+    trainer.save()
+    saved = trainer.run.load_weights(12)
+    names = [name for name, _ in trainer.model.named_parameters()]
+    for i, name in enumerate(names):
+        want = torch.stack([weights[i] for weights in seen[6:]]).double().mean(0)
+        torch.testing.assert_close(saved[name].double(), want, atol=1e-6, rtol=1e-5)
+    # The trained ones are in place again.
+    assert all(torch.equal(p, q) for p, q in zip(trainer.parameters, seen[-1], strict=True))
+
+
+def test_two_processes_equal_one_with_twice_the_batch(tmp_path):
+    """Within rounding: the gradients are sums in another order."""
+    flags = ["--steps", "8", "--evaluations", "2", "--eval-sequences", "32", "--num-symbols", "4"]
+    flags += ["--width", "16", "--threads", "1", "--json"]
+    command = [sys.executable, "-P", "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command += ["--master-port", "0", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+    command += ["-m", "bwt", "train", "bijection", "--out", str(tmp_path / "two")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, "--batch-size", "8", *flags],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    two = rundir.RunDirectory.open(tmp_path / "two")
+    assert json.loads(done.stdout)["step"] == 8  # one process speaks
+    config = dataclasses.replace(TrainConfig.from_json(two.read_config()), batch_size=16)
+    one = train.train(config, tmp_path / "one").run
+    assert [step for step, _ in losses(one)] == [step for step, _ in losses(two)]
+    for (_, a), (_, b) in zip(losses(one), losses(two), strict=True):
+        assert abs(a - b) < 1e-4
+    assert one.read_metrics()[-1]["sequences"] == two.read_metrics()[-1]["sequences"] == 128
+
+
+def test_schedule():
+    config = dataclasses.replace(SMALL, steps=100, warmup=0.1)
+    factors = [lr_factor(step, config) for step in range(100)]
+    assert factors[0] == 0.1 and factors[9] == 1.0 and max(factors) == 1.0
+    assert all(a > b for a, b in zip(factors[9:], factors[10:], strict=False))
+    assert 0 < factors[-1] < 0.02
+    cosine = dataclasses.replace(config, decay="cosine")
+    assert 0 < lr_factor(99, cosine) < 0.001
+    assert lr_factor(99, dataclasses.replace(config, decay="none")) == 1.0
+
+
+def test_log_spaced():
+    steps = sorted(log_spaced(10_000, 10, first=10))
+    assert steps[0] == 10 and steps[-1] == 10_000 and 8 <= len(steps) <= 11
+    ratios = [b / a for a, b in zip(steps, steps[1:], strict=False)]
+    assert max(ratios) / min(ratios) < 1.2
+    assert log_spaced(3, 100) == {1, 2, 3}
+
+
+def test_orthogonalise():
+    for shape in [(2, 8, 8), (3, 16, 4), (1, 4, 16)]:
+        values = torch.linalg.svdvals(orthogonalise(torch.randn(shape)))
+        assert values.min() > 0.3 and values.max() < 1.3
+
+
+def test_muon_gets_the_matrices_of_the_blocks_and_nothing_else():
+    options = dict(token_shift="block", norm="rms", width=16, layers=1)
+    model = models.build_for(tasks.get("bijection"), "transformer", **options)
+    rates = dict(lr=0.1, muon_lr=0.1, betas=(0.9, 0.99), weight_decay=0.0)
+    optimizer = Optimizer(model, name="muon", **rates)
+    adamw, muon = (part.param_groups[0]["params"] for part in optimizer.parts)
+    names = {optimizer.names[id(p)] for p in muon}
+    assert names == {
+        f"blocks.0.{name}.weight" for name in ("attn.qkv", "attn.proj", "mlp.up", "mlp.down")
+    }
+    assert len(adamw) + len(muon) == len(list(model.parameters()))
+    assert len(Optimizer(model, name="adamw", **rates).parts) == 1
+
+
+def test_muon_step_is_the_same_for_matrices_worked_off_together():
+    start = [torch.randn(6, 4) for _ in range(2)] + [torch.randn(4, 6)]
+    gradients = [torch.randn_like(x) for x in start]
+
+    def stepped(indices):
+        parameters = [torch.nn.Parameter(start[i].clone()) for i in indices]
+        for p, i in zip(parameters, indices, strict=True):
+            p.grad = gradients[i].clone()
+        Muon(parameters, lr=0.1).step()
+        return [p.detach() for p in parameters]
+
+    together = stepped([0, 1, 2])
+    for i in range(3):
+        torch.testing.assert_close(together[i], stepped([i])[0])
+        moved = (together[i] - start[i]).norm()
+        assert 0.05 < moved < 0.4
+
+
+def test_progress_is_drawn_for_a_person_only():
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    for file, seen in ((Terminal(), True), (io.StringIO(), False)):
+        progress = Progress(200, 0, quiet=False, file=file)
+        progress.drawn -= 1
+        assert progress.due() == seen
+        if seen:
+            progress.draw(50, "excess 0.1 bits", tokens_per_step=10)
+            assert not progress.due()
+            text = file.getvalue()
+            assert "50/200  excess 0.1 bits" in text and "steps/s" in text and "left" in text
+            assert text.count("█") * 3 == text.count("░")
+        progress.clear()
+        assert (file.getvalue() == "") != seen
+    assert not Progress(200, 0, quiet=True, file=Terminal()).due()
+
+
+@pytest.mark.parametrize(
+    "change,complaint",
+    [
+        (dict(steps=0), "steps must be at least 1"),
+        (dict(lr=float("nan")), "lr must be a number"),
+        (dict(warmup=1.0), r"warmup must be in \[0, 1\)"),
+        (dict(targets="soft"), "targets must be one of sampled, posterior"),
+        (dict(device="cpu", compile="graphs"), "needs a GPU"),
+    ],
+)
+def test_bad_config(change, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        dataclasses.replace(SMALL, **change)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs") / "run"
+    train.train(SMALL, path)
+    return path
+
+
+def copy(source, target):
+    for path in source.rglob("*"):
+        if path.is_file():
+            copied = target / path.relative_to(source)
+            copied.parent.mkdir(parents=True, exist_ok=True)
+            copied.write_bytes(path.read_bytes())
+    return rundir.RunDirectory(target)
+
+
+def test_load(finished):
+    task, model, config = train.load(finished)
+    assert (task, config) == (tasks.get("bijection", num_symbols=4), SMALL)
+    weights = rundir.RunDirectory(finished).load_weights()
+    assert all(torch.equal(p, weights[name]) for name, p in model.named_parameters())
+    with pytest.raises(ValueError, match="has no checkpoint of step 3"):
+        train.load(finished, 3)
+
+
+@pytest.mark.parametrize("cut", ["half", "empty", "garbage"])
+def test_a_damaged_file_is_answered_in_one_line(cut, finished, tmp_path):
+    run = copy(finished, tmp_path / "run")
+    for path in (run.weights_path(12), run.state_path(12)):
+        data = path.read_bytes()
+        path.write_bytes(
+            {"half": data[: len(data) // 2], "empty": b"", "garbage": b"\x80" * 99}[cut]
+        )
+    for read in (lambda: train.load(run.path), lambda: train.resume(run.path)):
+        with pytest.raises(rundir.RunError, match="is corrupt or truncated") as caught:
+            read()
+        assert "\n" not in str(caught.value)
+
+
+def test_weights_of_another_model_are_refused(finished, tmp_path):
+    run = copy(finished, tmp_path / "run")
+    config = run.read_config()
+    config["model_options"]["width"] = 32
+    rundir.write_json(run.path / "config.json", config)
+    with pytest.raises(rundir.RunError, match="do not fit its config") as caught:
+        train.load(run.path)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_run_there(tmp_path, finished):
+    with pytest.raises(ValueError, match="is no run directory"):
+        train.load(tmp_path)
+    with pytest.raises(ValueError, match="exists already"):
+        train.train(SMALL, finished)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"config\.json cannot be read"):
+        train.load(tmp_path)
+
+
+def test_state_is_kept_beside_the_last_checkpoint_only(finished):
+    states = [path.name for path in (finished / "checkpoints").glob("*.state.*")]
+    assert states == ["step_00000012.state.safetensors"]
+    assert len(rundir.RunDirectory(finished).steps()) >= 2
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "x.json"
+    rundir.write_json(path, 1)
+
+    def fail(source, target):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        rundir.write_json(path, 2)
+    assert rundir.read_json(path) == 1 and list(tmp_path.iterdir()) == [path]
+
+
+def test_equal_size_for_other_models():
+    counts = {
+        name: models.build_for(
+            tasks.get(config.task, **config.task_options), name, **config.model_options
+        ).num_parameters
+        for name in models.MODELS
+        for config in [resolve("recall", name, "quick")]
+    }
+    for name, count in counts.items():
+        assert abs(count / counts["transformer"] - 1) <= 0.01, name
