@@ -2,6 +2,7 @@
 #include "selective_scan.h"
 
 #include <torch/csrc/stable/library.h>
+#include <torch/headeronly/util/Exception.h>
 
 #include <algorithm>
 #include <optional>
@@ -80,6 +81,8 @@ struct Inputs {
         C(dense_last(C)),
         softplus(softplus),
         every(every) {
+    STD_TORCH_CHECK(0 <= every && every <= kScanChunk, "selective_scan: every must be 0 to ",
+                    kScanChunk);
     if (D) this->D = torch::stable::contiguous(*D);
   }
 

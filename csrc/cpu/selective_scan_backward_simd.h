@@ -59,11 +59,12 @@ void recompute_group(const ScanInputs<T>& inputs, const Place& at, int64_t n, co
   for (int64_t t = 0; t < count; ++t, B += b_stride) {
     const Vec<T> size = load(sizes + t * lanes), input = load(moved + t * lanes);
     states += kGroup * lanes;
+    Vec<T> factor[kGroup];
+    exp2_products<T, kTame, kGroup>(size, rate, factor);
 #pragma GCC unroll 8
     for (int i = 0; i < kGroup; ++i) {
-      const Vec<T> factor = exp2_product<T, kTame>(size, rate[i]);
-      h[i] = factor * h[i] + input * B[i];
-      store(factors + i * lanes, factor);
+      h[i] = factor[i] * h[i] + input * B[i];
+      store(factors + i * lanes, factor[i]);
       store(states + i * lanes, h[i]);
     }
     factors += kGroup * lanes;
@@ -123,7 +124,7 @@ void load_gradients(const ScanBackward<T>& a, const Place& at, BackwardScratch<T
   constexpr int lanes = kLanes<T>;
   for (int64_t t = 0; t < at.count; ++t) {
     const T* from = a.grad_y.at(at.batch, at.first + t) + at.channel;
-    store(scratch.grad_y + t * lanes, load_at_most(from, at.width));
+    store(scratch.grad_y + t * lanes, load_row(from, at.width));
   }
   clear(scratch.grad_size, at.count * lanes);
   clear(scratch.grad_input, at.count * lanes);
@@ -146,8 +147,8 @@ void store_gradients(const ScanBackward<T>& a, const Place& at, BackwardScratch<
     const Vec<T> grad_u = load(scratch.steps.size + t * lanes) * grad_input + skip * grad_y;
     grad_skip += grad_y * u;
     store_at_most(a.grad_u + begin + t * E, grad_u, at.width);
-    store_at_most(a.grad_delta + begin + t * E, grad_size * load(scratch.steps.slope + t * lanes),
-                  at.width);
+    const Vec<T> slope = inputs.softplus ? load(scratch.steps.slope + t * lanes) : broadcast(T(1));
+    store_at_most(a.grad_delta + begin + t * E, grad_size * slope, at.width);
   }
   store(scratch.grad_skip + at.channel, grad_skip);
 }
@@ -156,7 +157,7 @@ template <class T>
 void backward_place(const ScanBackward<T>& a, const Place& at, BackwardScratch<T>& scratch) {
   const ScanInputs<T>& inputs = a.inputs;
   const ScanShape& shape = inputs.shape;
-  const bool tame = scratch.steps.fill(inputs, at, scratch.rates.largest);
+  const bool tame = scratch.steps.fill(inputs, at, scratch.rates.largest, true);
   const int64_t before = at.first / inputs.every - 1;
   const T* saved =
       before < 0 ? nullptr

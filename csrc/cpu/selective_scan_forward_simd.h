@@ -4,7 +4,7 @@ namespace bwt {
 namespace BWT_SIMD {
 namespace {
 
-constexpr int kForwardGroup = 8;
+constexpr int kForwardGroup = 4;
 
 template <class T>
 struct ForwardScratch {
@@ -43,9 +43,11 @@ void forward_group(const ScanInputs<T>& inputs, const Place& at, int64_t n,
   for (int64_t t = 0; t < count; ++t, B += b_stride, C += c_stride) {
     const Vec<T> size = load(sizes + t * lanes), input = load(moved + t * lanes);
     Vec<T> sum = load(y + t * lanes);
+    Vec<T> factor[kGroup];
+    exp2_products<T, kTame, kGroup>(size, rate, factor);
 #pragma GCC unroll 8
     for (int i = 0; i < kGroup; ++i) {
-      h[i] = exp2_product<T, kTame>(size, rate[i]) * h[i] + input * B[i];
+      h[i] = factor[i] * h[i] + input * B[i];
       sum = h[i] * C[i] + sum;
     }
     store(y + t * lanes, sum);
@@ -59,7 +61,7 @@ void forward_place(const ScanForward<T>& a, const Place& at, ForwardScratch<T>& 
   constexpr int lanes = kLanes<T>;
   const ScanInputs<T>& inputs = a.inputs;
   const int64_t E = inputs.shape.channels;
-  const bool tame = scratch.steps.fill(inputs, at, scratch.rates.largest);
+  const bool tame = scratch.steps.fill(inputs, at, scratch.rates.largest, false);
   const Vec<T> skip =
       inputs.D == nullptr ? Vec<T>{} : load_at_most(inputs.D + at.channel, at.width);
   for (int64_t t = 0; t < at.count; ++t) {

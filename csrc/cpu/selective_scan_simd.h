@@ -46,6 +46,7 @@ struct ScanTraits<double> {
   static constexpr int kAtanhTerms = 17;
 };
 
+constexpr int64_t kScanLine = 64;  // bytes of a cache line
 constexpr double kScanLog2e = 1.44269504088896340736;
 constexpr double kScanLn2 = 0.69314718055994530942;
 
@@ -63,45 +64,36 @@ template <class T>
   return x < T(0) ? -x : x;
 }
 
-// 2^(x y), a product less than exp. Tame: |x y| < kLimit is known.
-template <class T, bool kTame>
-[[gnu::always_inline]] inline Vec<T> exp2_product(Vec<T> x, Vec<T> y) {
+// factor[i] = 2^(size * rate[i]), stage by stage for all i: the processor sees too few steps ahead
+// to overlap the long chains of one exponential after the other. Tame: |size * rate| < kLimit is
+// known.
+template <class T, bool kTame, int kGroup>
+[[gnu::always_inline]] inline void exp2_products(Vec<T> size, const Vec<T>* rate, Vec<T>* factor) {
   using Traits = ScanTraits<T>;
   constexpr T kRounder = VectorTraits<T>::kRounder;
-  Vec<T> z = x * y;
-  if constexpr (!kTame) {
-    z = z > Traits::kLimit ? broadcast(Traits::kLimit) : z;  // NaN stays
-    z = z < -Traits::kLimit ? broadcast(-Traits::kLimit) : z;
-  }
-  const Vec<T> rounded = z + kRounder;
-  const Vec<T> f = z - (rounded - kRounder);
   constexpr int kTerms = sizeof(Traits::kExp2) / sizeof(T);
-  Vec<T> p = broadcast(Traits::kExp2[kTerms - 1]);
+  Vec<T> rounded[kGroup], f[kGroup];
+#pragma GCC unroll 8
+  for (int i = 0; i < kGroup; ++i) {
+    Vec<T> z = size * rate[i];
+    if constexpr (!kTame) {
+      z = z > Traits::kLimit ? broadcast(Traits::kLimit) : z;  // NaN stays
+      z = z < -Traits::kLimit ? broadcast(-Traits::kLimit) : z;
+    }
+    rounded[i] = z + kRounder;
+    f[i] = z - (rounded[i] - kRounder);
+    factor[i] = broadcast(Traits::kExp2[kTerms - 1]);
+  }
 #pragma GCC unroll 16
-  for (int i = kTerms - 2; i >= 0; --i) p = p * f + Traits::kExp2[i];
-  return (Vec<T>)((Bits<T>)p + ((Bits<T>)rounded << VectorTraits<T>::kMantissaBits));
-}
-
-template <class T>
-struct Softplus {
-  Vec<T> value;
-  Vec<T> slope;
-};
-
-// log(1 + e^x) = max(x, 0) + log(1 + w) with w = e^-|x|, and log(1 + w) = 2 atanh(w / (2 + w)), a
-// series that keeps its relative precision for small w. Its slope is the sigmoid.
-template <class T>
-[[gnu::always_inline]] inline Softplus<T> softplus(Vec<T> x) {
-  constexpr int kTerms = ScanTraits<T>::kAtanhTerms;
-  const Vec<T> w = exp<T>(-absolute<T>(x));
-  const Vec<T> s = w / (T(2) + w), square = s * s;
-  Vec<T> p = broadcast(T(1) / T(2 * kTerms - 1));
-#pragma GCC unroll 20
-  for (int k = kTerms - 2; k >= 0; --k) p = p * square + T(1) / T(2 * k + 1);
-  const Vec<T> larger = x > T(0) ? x : Vec<T>{};
-  const Vec<T> numerator = x > T(0) ? broadcast(T(1)) : w;
-  // x - x is 0, or NaN where x is.
-  return {larger + T(2) * s * p + (x - x), numerator / (T(1) + w)};
+  for (int term = kTerms - 2; term >= 0; --term) {
+#pragma GCC unroll 8
+    for (int i = 0; i < kGroup; ++i) factor[i] = factor[i] * f[i] + Traits::kExp2[term];
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < kGroup; ++i) {
+    const Bits<T> power = (Bits<T>)rounded[i] << VectorTraits<T>::kMantissaBits;
+    factor[i] = (Vec<T>)((Bits<T>)factor[i] + power);
+  }
 }
 
 template <class T>
@@ -159,11 +151,43 @@ Place place_at(const ScanShape& shape, int64_t batch, int64_t chunk, int64_t ste
   return {batch, first, smaller(steps, shape.steps - first), channel, shape.channels - channel};
 }
 
+// Fetches what the next vector of channels reads of a row, a line ahead.
+template <class T>
+[[gnu::always_inline]] inline Vec<T> load_row(const T* from, int64_t width) {
+  __builtin_prefetch(from + 2 * kScanLine / int64_t(sizeof(T)));
+  return load_at_most(from, width);
+}
+
+// log(1 + e^x) = max(x, 0) + log(1 + w) with w = e^-|x|, and log(1 + w) = 2 atanh(w / (2 + w)), a
+// series that keeps its relative precision for small w. Its slope is the sigmoid. In loops of few
+// instructions, of which the processor overlaps many rounds.
+template <class T>
+void softplus(const T* x, int64_t count, T* value, T* slope) {
+  constexpr int n = kLanes<T>, kTerms = ScanTraits<T>::kAtanhTerms;
+  for (int64_t i = 0; i < count * n; i += n) store(value + i, exp<T>(-absolute<T>(load(x + i))));
+  if (slope != nullptr) {
+    for (int64_t i = 0; i < count * n; i += n) {
+      const Vec<T> w = load(value + i);
+      store(slope + i, (load(x + i) > T(0) ? broadcast(T(1)) : w) / (T(1) + w));
+    }
+  }
+  for (int64_t i = 0; i < count * n; i += n) {
+    const Vec<T> w = load(value + i), from = load(x + i);
+    const Vec<T> s = w / (T(2) + w), square = s * s;
+    Vec<T> p = broadcast(T(1) / T(2 * kTerms - 1));
+#pragma GCC unroll 20
+    for (int k = kTerms - 2; k >= 0; --k) p = p * square + T(1) / T(2 * k + 1);
+    const Vec<T> larger = from < T(0) ? Vec<T>{} : from;  // NaN stays
+    store(value + i, larger + T(2) * s * p);
+  }
+}
+
 // What is computed once for all states, [step][lane].
 template <class T>
 struct Steps {
   explicit Steps(Arena& arena)
       : u(take(arena)),
+        delta(take(arena)),
         size(take(arena)),
         input(take(arena)),
         slope(take(arena)) {}
@@ -171,28 +195,33 @@ struct Steps {
   static T* take(Arena& arena) { return arena.take<T>(kScanChunk * kLanes<T>); }
 
   // Returns whether all factors are of moderate size, for rates up to `largest`.
-  bool fill(const ScanInputs<T>& inputs, const Place& at, const T* largest) {
+  bool fill(const ScanInputs<T>& inputs, const Place& at, const T* largest, bool with_slope) {
     constexpr int n = kLanes<T>;
+    const T* from_u = inputs.u.at(at.batch, at.first) + at.channel;
+    const T* from_delta = inputs.delta.at(at.batch, at.first) + at.channel;
+    for (int64_t t = 0; t < at.count; ++t) {
+      store(u + t * n, load_row(from_u, at.width));
+      store(delta + t * n, load_row(from_delta, at.width));
+      from_u += inputs.u.time_stride;
+      from_delta += inputs.delta.time_stride;
+    }
+    if (inputs.softplus) {
+      softplus(delta, at.count, size, with_slope ? slope : nullptr);
+    } else {
+      __builtin_memcpy(size, delta, at.count * n * sizeof(T));
+    }
     const Vec<T> rate = load(largest + at.channel);
     Bits<T> wild{};
-    const T* from = inputs.u.at(at.batch, at.first) + at.channel;
-    const T* delta = inputs.delta.at(at.batch, at.first) + at.channel;
     for (int64_t t = 0; t < at.count; ++t) {
-      const Vec<T> x = load_at_most(from, at.width);
-      Softplus<T> step = {load_at_most(delta, at.width), broadcast(T(1))};
-      if (inputs.softplus) step = softplus<T>(step.value);
-      wild |= ~(absolute<T>(step.value) * rate < ScanTraits<T>::kLimit);
-      store(u + t * n, x);
-      store(size + t * n, step.value);
-      store(input + t * n, step.value * x);
-      store(slope + t * n, step.slope);
-      from += inputs.u.time_stride;
-      delta += inputs.delta.time_stride;
+      const Vec<T> step = load(size + t * n);
+      wild |= ~(absolute<T>(step) * rate < ScanTraits<T>::kLimit);
+      store(input + t * n, step * load(u + t * n));
     }
     return !any<T>(wild);
   }
 
   T* u;
+  T* delta;
   T* size;   // s
   T* input;  // s u
   T* slope;  // ds / d delta
