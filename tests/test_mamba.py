@@ -42,8 +42,8 @@ def numpy_mamba(state, tokens, features, sizes, eps=1e-6):
         u, gate = np.split(norm(x, w[f"blocks.{i}.norm.weight"]) @ p["up.weight"].T, 2, -1)
         mixed = np.zeros_like(u) + p["conv.bias"]
         for t in range(u.shape[1]):
-            for j in range(min(t + 1, len(p["conv.weight"]))):
-                mixed[:, t] += p["conv.weight"][j] * u[:, t - j]
+            for j in range(min(t + 1, len(p["conv.mix"]))):
+                mixed[:, t] += p["conv.mix"][j] * u[:, t - j]
         u = silu(mixed)
         step, B, C = np.split(u @ p["select.weight"].T, np.cumsum(sizes)[:-1], -1)
         delta, A = step @ p["step.weight"].T + p["step.bias"], -np.exp(p["log_rate"])
@@ -86,10 +86,10 @@ def test_convolution_and_its_gradient(time):
     torch.nn.init.normal_(conv.bias)
     x = torch.randn(2, time, 5, dtype=torch.float64, requires_grad=True)
     past = functional.pad(x.transpose(1, 2), (3, 0))
-    weight = conv.weight.t().flip(1).unsqueeze(1)
+    weight = conv.mix.t().flip(1).unsqueeze(1)
     want = functional.conv1d(past, weight, conv.bias, groups=5).transpose(1, 2)
     torch.testing.assert_close(conv(x), want)
-    assert torch.autograd.gradcheck(lambda x, *_: conv(x), (x, conv.weight, conv.bias))
+    assert torch.autograd.gradcheck(lambda x, *_: conv(x), (x, conv.mix, conv.bias))
 
 
 def test_a_compiled_model_is_the_same():

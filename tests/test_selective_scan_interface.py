@@ -49,7 +49,7 @@ BAD_INPUT = {
     "dimensions": ((U[0], DELTA, A, B, C), {}, r"u must be \[B, L, E\], got shape \(3, 4\)"),
     "A": ((U, DELTA, B, B, C), {}, r"A must be \[E, N\], got shape"),
     "dtypes": ((U, DELTA, A, B, C.double()), {}, "u and C must agree in dtype and device"),
-    "no states": ((U, DELTA, A[:, :0], B, C), {}, "A must have 1 to 256 states, got 0"),
+    "no states": ((U, DELTA, A[:, :0], B, C), {}, "A must have 1 to 64 states, got 0"),
     "delta": ((U, DELTA[:, 1:], A, B, C), {}, r"delta must be \[B, L, E\] = \[2, 3, 4\]"),
     "channels": ((U, DELTA, A[1:], B, C), {}, r"A must be \[E, N\] = \[4, 5\]"),
     "B": ((U, DELTA, A, B[..., :4], C), {}, r"B must be \[B, L, N\] = \[2, 3, 5\]"),

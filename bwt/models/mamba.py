@@ -85,15 +85,15 @@ class CausalConvolution(nn.Module):
 
     def __init__(self, channels: int, kernel: int):
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(kernel, channels) * kernel**-0.5)
+        self.mix = nn.Parameter(torch.randn(kernel, channels) * kernel**-0.5)
         self.bias = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Tensor) -> Tensor:
         if x.is_cuda or torch.compiler.is_compiling():
-            weight = self.weight.t().flip(1).unsqueeze(1)  # [C, 1, K], the oldest first
-            past = functional.pad(x.transpose(1, 2), (len(self.weight) - 1, 0))
+            weight = self.mix.t().flip(1).unsqueeze(1)  # [C, 1, K], the oldest first
+            past = functional.pad(x.transpose(1, 2), (len(self.mix) - 1, 0))
             return functional.conv1d(past, weight, self.bias, groups=len(weight)).transpose(1, 2)
-        return _CausalConvolution.apply(x, self.weight, self.bias)
+        return _CausalConvolution.apply(x, self.mix, self.bias)
 
 
 class Mixer(Tapped):

@@ -8,7 +8,7 @@ from bwt.ops import _dispatch, _library
 from bwt.ops._selective_scan_torch import selective_scan_states_torch, selective_scan_torch
 
 OP = "selective_scan"
-MAX_STATES = 256
+MAX_STATES = 64
 CHUNK = 16  # steps between the states saved for the backward pass; kScanChunk of the C++ header
 DTYPES = (torch.float32, torch.float64)
 SIZES = {"u": "[B, L, E]", "delta": "[B, L, E]", "A": "[E, N]", "B": "[B, L, N]", "C": "[B, L, N]"}
@@ -38,7 +38,7 @@ def selective_scan(
 
     Args:
         u, delta: [B, L, E], any strides (no copy is made if the last is 1; so for B and C).
-        A: [E, N], N at most 256; negative for a state that fades.
+        A: [E, N], N at most 64; negative for a state that fades.
         B, C: [B, L, N].
         D: [E], or None for no direct term.
         delta_softplus: step sizes are log(1 + exp(delta)).
