@@ -360,7 +360,7 @@ TABLE: Table = {
     ("hmm_filter", "starts", "fp64", 4, "any"): (C(1, 1),),
     ("hmm_filter", "starts", "fp64", 8, "any"): (C(1, 1),),
     ("hmm_filter", "starts", "fp64", 16, "any"): (C(1, 1),),
-    ("selective_scan", "backward", "fp32", 4, "any"): (C(4, 1, CH=16, BE=16),),
+    ("selective_scan", "backward", "fp32", 4, "any"): (C(2, 1, CH=16, BE=8),),
     ("selective_scan", "backward", "fp32", 16, "any"): (C(4, 1, CH=16, BE=8),),
     ("selective_scan", "backward", "fp32", 64, "any"): (C(8, 1, CH=16, BE=2),),
     ("selective_scan", "backward", "fp64", 4, "any"): (C(4, 1, CH=16, BE=8),),

@@ -62,13 +62,17 @@ def shape_id(shape):
 
 
 FEW = [(2, 20, 9, 3), (1, 33, 5, 16)]
-VALUES = [*FEW, (1, 1, 1, 1), (3, 16, 17, 4), (2, 7, 3, 5), (1, 50, 2, 33), (1, 18, 3, 64)]
+VALUES = [*FEW, (1, 1, 1, 1), (2, 16, 17, 4), (2, 7, 3, 5), (1, 18, 2, 33), (1, 3, 3, 64)]
 
 
-@pytest.mark.parametrize("mode", DTYPES)
 @pytest.mark.parametrize("shape", VALUES, ids=shape_id)
-def test_values(call, mode, shape):
-    check(call, draw(*shape, DTYPES[mode]))
+def test_values(call, shape):
+    check(call, draw(*shape, torch.float32))
+
+
+@pytest.mark.parametrize("shape", FEW, ids=shape_id)
+def test_values_in_double(call, shape):
+    check(call, draw(*shape, torch.float64))
 
 
 @pytest.mark.parametrize("skip", [False, True])
@@ -96,7 +100,7 @@ def test_small_steps_keep_their_relative_precision(call):
 
 
 def test_factors_that_vanish(call):
-    u, delta, A, B, C, D = draw(2, 40, 5, 6, torch.float32, softplus=False)
+    u, delta, A, B, C, D = draw(2, 20, 5, 3, torch.float32, softplus=False)
     A[:, 2], delta[0, 5] = -5000.0, 30.0
     check(call, [u, delta, A, B, C, D], softplus=False)
 
@@ -118,21 +122,24 @@ def test_empty(call, B, L):
         assert gradient.shape == x.shape and (gradient == 0).all()
 
 
-@pytest.mark.parametrize("place", range(7))
-def test_a_perturbed_number_is_noticed(call, place):
+def test_a_perturbed_number_is_noticed(call):
     """Of a whole result, one number off by a hundredth of its size."""
     tensors = draw(*FEW[0], torch.float32)
     y, gradients = check(call, tensors)
-    result = (y, *gradients)[place]
-    result.view(-1)[result.abs().argmax()] *= 1.01
-    with pytest.raises(AssertionError):
-        assert_values(tensors, y, True)
-        assert_gradients(tensors, incoming(tensors), gradients, True)
+    for result in (y, *gradients):
+        place = result.abs().argmax()
+        before = result.view(-1)[place].clone()
+        result.view(-1)[place] *= 1.01
+        with pytest.raises(AssertionError):
+            assert_values(tensors, y, True)
+            assert_gradients(tensors, incoming(tensors), gradients, True)
+        result.view(-1)[place] = before
+    assert_gradients(tensors, incoming(tensors), gradients, True)
 
 
 EXECUTED = [
-    ("fp32", (2, 18, 9, 16), {}),
-    ("fp32", (1, 33, 17, 3), {"softplus": False, "skip": False}),
+    ("fp32", (1, 18, 5, 16), {}),
+    ("fp32", (2, 20, 9, 3), {"softplus": False, "skip": False}),
     ("fp32", (1, 5, 3, 40), {}),
     ("fp64", (1, 17, 3, 16), {}),
 ]
