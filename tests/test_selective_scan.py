@@ -216,3 +216,16 @@ def test_nothing_is_saved_without_gradient():
 @pytest.mark.parametrize("level", simd_levels.LEVELS)
 def test_every_simd_level_of_this_machine(level):
     simd_levels.rerun(level, __file__, "(values and native) or beyond or softplus or states")
+
+
+def test_mambapy_agrees():
+    """Another public implementation: a Blelloch scan in torch with a gradient of its own."""
+    mambapy = pytest.importorskip("mambapy.mamba", reason="a witness extra")
+    block = mambapy.MambaBlock(mambapy.MambaConfig(d_model=6, n_layers=1, d_state=5))
+    tensors = draw(3, 29, 12, 5, torch.float32, softplus=False)
+    y, grad_y, gradients = run(tensors, False)
+    leaves = [x.clone().requires_grad_() for x in tensors]
+    theirs = block.selective_scan(*leaves)
+    expected = torch.autograd.grad(theirs, leaves, grad_y)
+    for got, want in zip((y, *gradients), (theirs, *expected), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)

@@ -61,8 +61,8 @@ def shape_id(shape):
     return "B{}-L{}-E{}-N{}".format(*shape)
 
 
-FEW = [(2, 20, 9, 3), (1, 33, 5, 16)]
-VALUES = [*FEW, (1, 1, 1, 1), (2, 16, 17, 4), (2, 7, 3, 5), (1, 18, 2, 33), (1, 3, 3, 64)]
+FEW = [(2, 18, 3, 3), (1, 20, 5, 16)]
+VALUES = [*FEW, (1, 1, 1, 1), (1, 33, 17, 4), (2, 7, 3, 5), (1, 18, 2, 33), (1, 3, 3, 64)]
 
 
 @pytest.mark.parametrize("shape", VALUES, ids=shape_id)
@@ -139,9 +139,9 @@ def test_a_perturbed_number_is_noticed(call):
 
 EXECUTED = [
     ("fp32", (1, 18, 5, 16), {}),
-    ("fp32", (2, 20, 9, 3), {"softplus": False, "skip": False}),
+    ("fp32", (2, 18, 9, 3), {"softplus": False, "skip": False}),
     ("fp32", (1, 5, 3, 40), {}),
-    ("fp64", (1, 17, 3, 16), {}),
+    ("fp64", (1, 17, 1, 16), {}),
 ]
 # Registers and bytes of shared memory, the most of any NVIDIA architecture.
 BUDGETS = {
