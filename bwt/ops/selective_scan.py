@@ -50,7 +50,7 @@ def selective_scan(
 
     >>> import torch
     >>> one = torch.ones(1, 4, 1)
-    >>> selective_scan(one, one, torch.tensor([[-0.6931]]), one, one).flatten()
+    >>> selective_scan(one, one, torch.tensor([[-0.693147]]), one, one).flatten()
     tensor([1.0000, 1.5000, 1.7500, 1.8750])
     """
     _check(u=u, delta=delta, A=A, B=B, C=C)

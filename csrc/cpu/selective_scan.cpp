@@ -136,6 +136,15 @@ struct Gradients {
 };
 
 template <class T>
+std::vector<double> add_pieces(const T* sums, int64_t pieces, int64_t size) {
+  std::vector<double> total(size);
+  for (int64_t piece = 0; piece < pieces; ++piece, sums += size) {
+    for (int64_t i = 0; i < size; ++i) total[i] += sums[i];
+  }
+  return total;
+}
+
+template <class T>
 void backward(const Inputs& inputs, const Tensor& states, const Tensor& grad_y,
               const Gradients& gradients) {
   const ScanInputs<T> arguments = inputs.arguments<T>();
@@ -158,17 +167,11 @@ void backward(const Inputs& inputs, const Tensor& states, const Tensor& grad_y,
     std::vector<char> scratch(Kernels<T>::scratch(a));
     Kernels<T>::run(a, begin, end, pieces, scratch.data());
   });
+  const std::vector<double> rates = add_pieces(sums.data(), pieces, E * N);
+  const std::vector<double> skips = add_pieces(skip_sums, pieces, E);
   T* grad_A = mutable_data<T>(gradients.A);
-  T* grad_D = mutable_data<T>(gradients.D);
-  for (int64_t e = 0; e < E; ++e) {
-    for (int64_t n = 0; n <= N; ++n) {
-      const T* from = n < N ? sums.data() + n * E + e : skip_sums + e;
-      const int64_t stride = n < N ? N * E : E;
-      double sum = 0;
-      for (int64_t piece = 0; piece < pieces; ++piece) sum += from[piece * stride];
-      (n < N ? grad_A[e * N + n] : grad_D[e]) = static_cast<T>(sum);
-    }
-  }
+  for (int64_t i = 0; i < E * N; ++i) grad_A[i] = static_cast<T>(rates[i % N * E + i / N]);
+  std::copy(skips.begin(), skips.end(), mutable_data<T>(gradients.D));
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> selective_scan_backward(
