@@ -4,8 +4,8 @@
 
 Peers: `torch`, the Python loop over steps; `associative`, the recurrence as a parallel scan of
 log2(L) rounds over whole tensors, and `compiled`, the same through torch.compile. These two hold
-[B, L, E, N] numbers many times over and get a part of the batch; times are per sequence. `traffic` is the
-bound: what must be read is read and what must be written is written, from and to memory.
+[B, L, E, N] numbers many times over and get a part of the batch; times are per sequence. `traffic`
+is the bound: what must be read is read and what must be written is written, from and to memory.
 """
 
 import functools
