@@ -49,7 +49,7 @@ def C(warps: int, stages: int, **tiles: int) -> Config:
 
 
 # (op, kernel, dtype, size, architecture or "any") -> configs, smallest tile first. The size is that
-# of a head in attention, and of the states, as a power of two, in hmm_filter.
+# of a head in attention, and of the padded states in hmm_filter and selective_scan.
 # bf16 is served by the entries of fp16. tf32 is float32 on tensor cores, fp32 is exact float32.
 TABLE: Table = {
     ("attention", "short_forward", "fp16", 16, "any"): (
@@ -360,6 +360,18 @@ TABLE: Table = {
     ("hmm_filter", "starts", "fp64", 4, "any"): (C(1, 1),),
     ("hmm_filter", "starts", "fp64", 8, "any"): (C(1, 1),),
     ("hmm_filter", "starts", "fp64", 16, "any"): (C(1, 1),),
+    ("selective_scan", "backward", "fp32", 4, "any"): (C(2, 1, CH=16, BE=8),),
+    ("selective_scan", "backward", "fp32", 16, "any"): (C(4, 1, CH=16, BE=8),),
+    ("selective_scan", "backward", "fp32", 64, "any"): (C(8, 1, CH=16, BE=2),),
+    ("selective_scan", "backward", "fp64", 4, "any"): (C(4, 1, CH=16, BE=8),),
+    ("selective_scan", "backward", "fp64", 16, "any"): (C(4, 1, CH=16, BE=2),),
+    ("selective_scan", "backward", "fp64", 64, "any"): (C(8, 1, CH=16, BE=1),),
+    ("selective_scan", "forward", "fp32", 4, "any"): (C(4, 1, CH=16, BE=16),),
+    ("selective_scan", "forward", "fp32", 16, "any"): (C(4, 1, CH=16, BE=8),),
+    ("selective_scan", "forward", "fp32", 64, "any"): (C(4, 1, CH=16, BE=2),),
+    ("selective_scan", "forward", "fp64", 4, "any"): (C(4, 1, CH=16, BE=16),),
+    ("selective_scan", "forward", "fp64", 16, "any"): (C(4, 1, CH=16, BE=8),),
+    ("selective_scan", "forward", "fp64", 64, "any"): (C(8, 1, CH=16, BE=2),),
 }
 
 

@@ -18,6 +18,7 @@ VARIANTS = {
         "transformer",
         dict(token_shift="block", shift_span=3, logit_scale=8.0),
     ),
+    "mamba": ("mamba", dict(state=3)),
     "lstm": ("lstm", dict(layers=2, embed=12)),
     "prefix": ("mlp", {}),
     "position": ("mlp", dict(context="position", norm="layer")),
@@ -160,7 +161,7 @@ def test_the_papers_size():
 @pytest.mark.parametrize("target", [20_000, 57_216, 1_000_000])
 @pytest.mark.parametrize(
     "name,options",
-    [("transformer", dict(heads=4)), ("lstm", dict(layers=2)), ("mlp", {})]
+    [("transformer", dict(heads=4)), ("mamba", {}), ("lstm", dict(layers=2)), ("mlp", {})]
     + [("mlp", dict(context="position", layers=3))],
 )
 def test_match_parameters(name, options, target):
@@ -182,6 +183,7 @@ def test_match_parameters(name, options, target):
         ("transformer", dict(layers=-1), "layers must not be negative"),
         ("transformer", dict(layers=0), "must be at least 1"),
         ("transformer", dict(tied=True), "a tied head needs a token per outcome"),
+        ("mamba", dict(state=0), "state, expansion and kernel must be at least 1"),
         ("lstm", dict(layers=0), "at least one layer"),
         ("mlp", dict(context="all"), "context must be one of"),
     ],

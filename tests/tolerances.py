@@ -37,3 +37,11 @@ def hmm_error(dtype: torch.dtype, states: int, steps: int = 1) -> float:
     along, so that those of a distribution are of a few steps; a sum over `steps` of them grows
     with its root, their signs being independent. 16 covers the steps remembered."""
     return 16 * torch.finfo(dtype).eps * (states + 4) * max(steps, 1) ** 0.5
+
+
+def scan_error(dtype: torch.dtype, steps: int, terms: int) -> float:
+    """The selective scan with fading states, relative to the largest entry of a result. A state is
+    a sum over the steps it remembers of products with one exponential each, of a few roundings; a
+    result sums `terms` of them, a gradient of a parameter over all steps. Rounding errors of
+    independent signs grow with the square root of the number of terms; 16 covers the constants."""
+    return 16 * torch.finfo(dtype).eps * (max(steps, 1) ** 0.5 + max(terms, 1) ** 0.5)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 # name -> module in this package; each has `Options` (a frozen dataclass) and `Model`.
-MODELS = ("transformer", "lstm", "mlp")
+MODELS = ("transformer", "mamba", "lstm", "mlp")
 
 
 def _module(name: str):

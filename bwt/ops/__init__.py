@@ -4,5 +4,13 @@ from bwt.ops.attention import attention
 from bwt.ops.bijection_posterior import bijection_posterior
 from bwt.ops.hmm_filter import hmm_filter
 from bwt.ops.hmm_smooth import hmm_smooth
+from bwt.ops.selective_scan import selective_scan, selective_scan_states
 
-__all__ = ["attention", "bijection_posterior", "hmm_filter", "hmm_smooth"]
+__all__ = [
+    "attention",
+    "bijection_posterior",
+    "hmm_filter",
+    "hmm_smooth",
+    "selective_scan",
+    "selective_scan_states",
+]

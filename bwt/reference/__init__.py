@@ -3,6 +3,11 @@
 from bwt.reference.attention import attention, attention_backward
 from bwt.reference.bijection_posterior import bijection_posterior
 from bwt.reference.hmm_filter import hmm_filter, hmm_filter_log, hmm_smooth
+from bwt.reference.selective_scan import (
+    selective_scan,
+    selective_scan_backward,
+    selective_scan_states,
+)
 
 __all__ = [
     "attention",
@@ -11,4 +16,7 @@ __all__ = [
     "hmm_filter",
     "hmm_filter_log",
     "hmm_smooth",
+    "selective_scan",
+    "selective_scan_backward",
+    "selective_scan_states",
 ]

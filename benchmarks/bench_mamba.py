@@ -1,0 +1,140 @@
+"""Speed of a training step of Mamba beside the transformer of equal parameters.
+
+    python benchmarks/bench_mamba.py
+
+The size is the paper's for HMMs (header of tokens, 93 positions). A step is forward, backward,
+clipping and optimizer, on one batch.
+"""
+
+import functools
+import os
+import sys
+from typing import NamedTuple
+
+import common
+import torch
+from common import Bench, Case, Claim, Provider
+from torch import Tensor, nn
+
+from bwt import models, tasks, train
+from bwt.config import preset_model
+from bwt.optim import Optimizer
+
+STEP = "step"
+CHECKED = 2  # sequences compared with the reference
+
+
+def declare(name: str, preset: str, batch: int, **task_options) -> Case:
+    shape = dict(batch=batch, task=task_options, **preset_model(preset, "hmm"))
+    return Case(name, shape, (STEP,), units=batch)
+
+
+PAPER = declare("paper-hmm", "paper", 16, header="tokens")
+QUICK = declare("quick-hmm", "quick", 64)
+CASES = [PAPER, QUICK]
+
+
+@functools.cache
+def task_of(case: Case) -> tasks.Task:
+    return tasks.get("hmm", **case.shape["task"])
+
+
+@functools.cache
+def options_of(case: Case, name: str) -> dict:
+    options = {k: v for k, v in case.shape.items() if k not in ("task", "batch")}
+    if name == "transformer":
+        return options
+    target = models.build_for(task_of(case), "transformer", **options).num_parameters
+    same = {k: options[k] for k in ("layers", "norm")}
+    return models.match_parameters(name, task_of(case), target, **same)
+
+
+class Inputs(NamedTuple):
+    batch: tasks.Batch
+    device: str
+
+
+def inputs(case: Case, device: str) -> Inputs:
+    generator = torch.Generator(device).manual_seed(1)
+    size = case.shape["batch"]
+    return Inputs(task_of(case).sample(size, generator=generator, device=device), device)
+
+
+class Stepper:
+    """Steps when called; the first call gives the logits of some sequences and those that the
+    NumPy reference of the ops leads to in float64."""
+
+    def __init__(self, case: Case, x: Inputs, name: str):
+        torch.manual_seed(0)
+        self.batch = x.batch
+        self.model = models.build_for(task_of(case), name, **options_of(case, name)).to(x.device)
+        nn.init.normal_(self.model.head.weight)  # zeros would make every result right
+        self.optimizer = Optimizer(
+            self.model, name="adamw", lr=1e-3, muon_lr=0.0, betas=(0.9, 0.999), weight_decay=0.01
+        )
+        self.checked = False
+
+    def logits(self, count: int | None = None, dtype=torch.float32) -> Tensor:
+        features = self.batch.features
+        if features is not None:
+            features = features[:count].to(dtype)
+        return self.model(self.batch.tokens[:count], features, self.batch.positions)
+
+    def compared(self) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            got = self.logits(CHECKED)
+            self.model.double()
+            before = os.environ.get("BWT_BACKEND")
+            os.environ["BWT_BACKEND"] = "reference" if got.device.type == "cpu" else "torch"
+            try:
+                want = self.logits(CHECKED, torch.float64)
+            finally:
+                self.model.float()
+                del os.environ["BWT_BACKEND"]
+                if before is not None:
+                    os.environ["BWT_BACKEND"] = before
+        return got, want
+
+    def __call__(self):
+        if not self.checked:
+            self.checked = True
+            return self.compared()
+        for p in self.model.parameters():
+            p.grad = None
+        train.loss_of(self.logits(), self.batch, "sampled").backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        return self.optimizer.step(1.0)
+
+
+def provider(name: str) -> Provider:
+    def make(case, mode, x, device):
+        return Stepper(case, x, name), case.units
+
+    return Provider(name, make, modes=(STEP,))
+
+
+def check(case: Case, mode: str, x: Inputs, outputs, units: float) -> str | None:
+    got, want = outputs
+    error = (got.double() - want).abs().max().item()
+    allowed = 1e-4 * want.abs().max().item()
+    return None if error <= allowed else f"logits are off by {error:.3g}, allowed {allowed:.3g}"
+
+
+BENCH = Bench(
+    op="mamba",
+    cases=CASES,
+    providers=[provider("transformer"), provider("mamba")],
+    inputs=inputs,
+    check=check,
+    baseline="transformer",
+    unit="sequence",
+    claims=(Claim(PAPER.name, slow="mamba", fast="transformer", at_most=2, mode=STEP),),
+)
+
+
+def main(argv: list[str] | None = None) -> int:
+    return common.main(BENCH, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

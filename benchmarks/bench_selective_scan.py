@@ -1,0 +1,192 @@
+"""Speed of selective_scan, per sequence.
+
+    python benchmarks/bench_selective_scan.py
+
+Peers: `torch`, the Python loop over steps; `associative`, the recurrence as a parallel scan of
+log2(L) rounds over whole tensors, and `compiled`, the same through torch.compile. These two hold
+[B, L, E, N] numbers many times over and get a part of the batch; times are per sequence. `traffic`
+is the bound: what must be read is read and what must be written is written, from and to memory.
+"""
+
+import functools
+import sys
+from typing import NamedTuple
+
+import common
+import numpy as np
+import torch
+from common import FORWARD, FULL, Bench, Case, Claim, Provider, Unavailable
+from torch import Tensor
+from torch.nn import functional
+
+from bwt import reference
+from bwt.ops import _dispatch, selective_scan
+
+OP = "selective_scan"
+CHECKED = 2  # sequences of which everything is compared with the reference
+PART = 8  # sequences for peers that need N times the memory
+BOTH = (FORWARD, FULL)
+
+
+class Inputs(NamedTuple):
+    tensors: tuple[Tensor, ...]  # u, delta, A, B, C, D
+    grad: Tensor  # of y
+
+
+def declare(B, L, E, N) -> Case:
+    return Case(f"B{B}-L{L}-E{E}-N{N}", dict(B=B, L=L, E=E, N=N), BOTH, units=B)
+
+
+MAIN = declare(64, 93, 512, 16)
+CASES = [MAIN, declare(64, 31, 128, 16), declare(2, 2048, 512, 16)]
+
+
+def inputs(case: Case, device: str) -> Inputs:
+    """As in a Mamba at the start: rates -1 .. -N, steps of 1e-3 to 1e-1."""
+    B, L, E, N = (case.shape[name] for name in "BLEN")
+    rng = np.random.default_rng(0)
+    steps = np.exp(rng.uniform(np.log(1e-3), np.log(1e-1), size=(B, L, E)))
+    arrays = (
+        rng.standard_normal((B, L, E)),
+        np.log(np.expm1(steps)),
+        np.tile(-np.arange(1.0, N + 1), (E, 1)),
+        rng.standard_normal((B, L, N)),
+        rng.standard_normal((B, L, N)),
+        np.ones(E),
+    )
+    grad = rng.standard_normal((B, L, E))
+    dtype = getattr(torch, case.dtype)
+    *tensors, grad = (torch.from_numpy(x).to(device, dtype) for x in (*arrays, grad))
+    return Inputs(tuple(tensors), grad)
+
+
+def part(x: Inputs, count: int) -> Inputs:
+    u, delta, A, B, C, D = x.tensors
+    return Inputs((u[:count], delta[:count], A, B[:count], C[:count], D), x.grad[:count])
+
+
+def with_backward(forward, x: Inputs, mode: str):
+    """The call to time; a forward pass, or that and the gradients of all six."""
+    if mode == FORWARD:
+        return lambda: forward(*x.tensors)
+    leaves = [p.clone().requires_grad_() for p in x.tensors]
+    return lambda: torch.autograd.grad(forward(*leaves), leaves, x.grad)
+
+
+def backend_provider(backend: str, devices=("cpu", "cuda")) -> Provider:
+    def make(case, mode, x, device):
+        try:
+            _dispatch.choose(OP, backend, torch.device(device))
+        except RuntimeError as reason:
+            raise Unavailable(reason) from reason
+
+        def forward(*tensors):
+            return selective_scan(*tensors, delta_softplus=True, backend=backend)
+
+        return with_backward(forward, x, mode), case.units
+
+    return Provider(backend, make, devices, BOTH, backend=backend)
+
+
+def associative(u, delta, A, B, C, D):
+    """In round k each step takes over the 2^k steps before those it has."""
+    step = functional.softplus(delta)
+    a = (step.unsqueeze(-1) * A).exp()
+    x = (step * u).unsqueeze(-1) * B.unsqueeze(2)
+    reach = 1
+    while reach < u.shape[1]:
+        x = torch.cat([x[:, :reach], x[:, reach:] + a[:, reach:] * x[:, :-reach]], 1)
+        a = torch.cat([a[:, :reach], a[:, reach:] * a[:, :-reach]], 1)
+        reach *= 2
+    return (x @ C.unsqueeze(-1)).squeeze(-1) + D * u
+
+
+def make_associative(case, mode, x, device, compiled=False):
+    if case is not MAIN:
+        raise Unavailable("takes gigabytes or minutes; only where a claim needs it")
+    run = torch.compile(associative, dynamic=False) if compiled else associative
+    return with_backward(run, part(x, PART), mode), PART
+
+
+def make_traffic(case, mode, x, device):
+    """y is written, u and delta are read; backward, these and the gradient of y are read and two
+    gradients written."""
+    u, delta, *_ = x.tensors
+    if mode == FORWARD:
+        return lambda: (u.clone(), delta.sum()), case.units
+    return lambda: (u.clone(), delta.clone(), x.grad.clone(), u.sum(), delta.sum()), case.units
+
+
+@functools.cache
+def expected(case: Case, count: int) -> tuple[np.ndarray, list[np.ndarray]]:
+    """y and the gradients of the first sequences; those of A and D summed over `count`."""
+    x = inputs(case, "cpu")
+    u, delta, A, B, C, D = (p.double().numpy() for p in x.tensors)
+    found = []
+    for b in range(count):
+        one = slice(b, b + 1)
+        arrays = (u[one], delta[one], A, B[one], C[one], D)
+        grad = x.grad[one].double().numpy()
+        gradients = reference.selective_scan_backward(grad, *arrays, delta_softplus=True)
+        y = reference.selective_scan(*arrays, delta_softplus=True) if b < CHECKED else None
+        found.append((y, gradients))
+    first = found[:CHECKED]
+    y = np.concatenate([y for y, _ in first])
+    together = [np.concatenate([g[i] for _, g in first]) for i in (0, 1, 3, 4)]
+    summed = [sum(g[i] for _, g in found) for i in (2, 5)]
+    return y, [*together[:2], summed[0], *together[2:], summed[1]]
+
+
+def check(case: Case, mode: str, x: Inputs, outputs, units: float) -> str | None:
+    y, gradients = expected(case, int(units))
+    if mode == FORWARD:
+        return compare(case, "y", outputs[:CHECKED], y, case.shape["N"])
+    sums = {"A": units * case.shape["L"], "D": units * case.shape["L"]}
+    sums |= {"B": case.shape["E"], "C": case.shape["E"]}
+    for name, got, want in zip(("u", "delta", "A", "B", "C", "D"), outputs, gradients, strict=True):
+        got = got if name in "AD" else got[:CHECKED]
+        fault = compare(case, f"gradient of {name}", got, want, sums.get(name, case.shape["N"]))
+        if fault:
+            return fault
+    return None
+
+
+def compare(case: Case, name: str, got: Tensor, want: np.ndarray, terms: float) -> str | None:
+    """The bound of tests/tolerances.py (scan_error), whose derivation is there."""
+    error = np.abs(got.detach().double().cpu().numpy() - want).max(initial=0.0)
+    eps = torch.finfo(getattr(torch, case.dtype)).eps
+    bound = 16 * eps * (case.shape["L"] ** 0.5 + terms**0.5) * max(1.0, np.abs(want).max())
+    # Not `error > bound`, which NaN would pass.
+    return None if error <= bound else f"{name} is off by {error:.3g}, allowed {bound:.3g}"
+
+
+BENCH = Bench(
+    op=OP,
+    cases=CASES,
+    providers=[
+        backend_provider("native", devices=("cpu",)),
+        backend_provider("triton", devices=("cuda",)),
+        backend_provider("torch"),
+        Provider("associative", make_associative),
+        Provider("compiled", functools.partial(make_associative, compiled=True)),
+        Provider("traffic", make_traffic, bound=True),
+    ],
+    inputs=inputs,
+    check=check,
+    baseline="torch",
+    unit="sequence",
+    claims=(
+        Claim(MAIN.name, slow="torch", fast="native", at_least=20, mode=FULL),
+        Claim(MAIN.name, slow="associative", fast="native", at_least=3, mode=FULL),
+        Claim(MAIN.name, slow="compiled", fast="native", at_least=3, mode=FULL),
+        Claim(MAIN.name, slow="native", fast="traffic", at_most=3, mode=FULL),
+    ),
+)
+
+
+def main(argv: list[str] | None = None) -> int:
+    return common.main(BENCH, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,172 @@
+"""Mamba: blocks of a short convolution and a selective scan, with a gate."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from bwt import ops
+from bwt.models.parts import (
+    NORMS,
+    Embedding,
+    Head,
+    Shape,
+    at,
+    check_choices,
+    depth_gain,
+    linear,
+    option,
+)
+from bwt.models.parts import Model as Base
+from bwt.taps import Tapped
+
+STEP_RANGE = (1e-3, 1e-1)  # of the step sizes at the start, spread evenly in their logarithm
+
+
+@dataclass(frozen=True)
+class Options:
+    layers: int = option(2, "Mamba blocks")
+    width: int = option(64, "of the residual stream")
+    state: int = option(16, "states of each channel")
+    expansion: int = option(2, "channels of a block, in widths")
+    rank: int = option(0, "of the map to the step sizes; 0: width / 16, rounded up")
+    kernel: int = option(4, "positions that the convolution sees")
+    norm: str = option("rms", "rms has a gain; layer has none and is cheaper", ("rms", "layer"))
+    logit_scale: float = option(1.0, "factor on the logits")
+
+    SECOND_SIZE: ClassVar[str] = "rank"
+    width_step: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        if min(self.layers, self.width, self.state, self.expansion, self.kernel) < 1:
+            raise ValueError("layers, width, state, expansion and kernel must be at least 1")
+
+    @property
+    def channels(self) -> int:
+        return self.expansion * self.width
+
+    @property
+    def second_size(self) -> int:
+        return self.rank or math.ceil(self.width / 16)
+
+
+class _CausalConvolution(torch.autograd.Function):
+    """sum_j weight_j * x_{t-j} + bias for each channel, x [B, T, C] and weight [K, C]. torch's
+    grouped convolution wants time last and is slower on a CPU, its gradient above all."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        total = torch.addcmul(bias, x, weight[0])
+        for j in range(1, min(len(weight), x.shape[1])):
+            total[:, j:].addcmul_(x[:, :-j], weight[j])
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor):
+        x, weight = ctx.saved_tensors
+        grad_x = grad * weight[0]
+        grad_weight = torch.zeros_like(weight)
+        grad_weight[0] = (grad * x).sum((0, 1))
+        for j in range(1, min(len(weight), x.shape[1])):
+            grad_x[:, :-j].addcmul_(grad[:, j:], weight[j])
+            grad_weight[j] = (grad[:, j:] * x[:, :-j]).sum((0, 1))
+        return grad_x, grad_weight, grad.sum((0, 1))
+
+
+class CausalConvolution(nn.Module):
+    """Each channel sees its own last `kernel` positions."""
+
+    def __init__(self, channels: int, kernel: int):
+        super().__init__()
+        self.mix = nn.Parameter(torch.randn(kernel, channels) * kernel**-0.5)
+        self.bias = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.is_cuda or torch.compiler.is_compiling():
+            weight = self.mix.t().flip(1).unsqueeze(1)  # [C, 1, K], the oldest first
+            past = functional.pad(x.transpose(1, 2), (len(self.mix) - 1, 0))
+            return functional.conv1d(past, weight, self.bias, groups=len(weight)).transpose(1, 2)
+        return _CausalConvolution.apply(x, self.mix, self.bias)
+
+
+class Mixer(Tapped):
+    # state [B, T, C, N] after each position; delta [B, T, C], the step sizes;
+    # B, C [B, T, N]: what enters and leaves the states; gate [B, T, C]
+    taps = ("state", "delta", "B", "C", "gate")
+
+    def __init__(self, options: Options, gain: float):
+        super().__init__()
+        channels, states = options.channels, options.state
+        self.sizes = (options.second_size, states, states)
+        self.up = linear(options.width, 2 * channels, bias=False)
+        self.conv = CausalConvolution(channels, options.kernel)
+        self.select = linear(channels, sum(self.sizes), bias=False)
+        self.step = linear(options.second_size, channels)
+        self.step.bias.data.copy_(_inverse_softplus(_even_steps(channels)))
+        # A = -exp(log_rate): the state n fades at n + 1 times the rate of the first.
+        rates = torch.arange(1.0, states + 1).log()
+        self.log_rate = nn.Parameter(rates.repeat(channels, 1))
+        self.skip = nn.Parameter(torch.ones(channels))
+        self.down = linear(channels, options.width, bias=False, gain=gain)
+
+    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        """x [B, T, C] -> [B, T, C], or [B, P, C] at the positions."""
+        u, gate = self.up(x).chunk(2, -1)
+        u = functional.silu(self.conv(u))
+        step, B, C = self.select(u).split(self.sizes, -1)
+        delta, A = self.step(step), -self.log_rate.exp()
+        self.tap("B", B), self.tap("C", C)
+        if "delta" in self.listeners:
+            self.tap("delta", functional.softplus(delta))
+        if "state" in self.listeners:
+            self.tap("state", ops.selective_scan_states(u, delta, A, B, delta_softplus=True))
+        y = ops.selective_scan(u, delta, A, B, C, self.skip, delta_softplus=True)
+        gate = self.tap("gate", functional.silu(at(gate, positions)))
+        return self.down(at(y, positions) * gate)
+
+
+def _even_steps(count: int) -> Tensor:
+    low, high = (math.log(step) for step in STEP_RANGE)
+    return (low + (high - low) * torch.rand(count)).exp()
+
+
+def _inverse_softplus(x: Tensor) -> Tensor:
+    return x + torch.log(-torch.expm1(-x))
+
+
+class Block(nn.Module):
+    def __init__(self, options: Options):
+        super().__init__()
+        self.norm = NORMS[options.norm](options.width)
+        self.mixer = Mixer(options, depth_gain(options.layers))
+
+    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        return at(x, positions) + self.mixer(self.norm(x), positions)
+
+
+class Model(Base):
+    """Nothing after the last block's scan is computed at positions not asked for."""
+
+    taps = ("logits",)
+
+    def __init__(self, shape: Shape, options: Options):
+        super().__init__()
+        self.embed = Embedding(shape, options.width, positions=False)
+        self.blocks = nn.ModuleList(Block(options) for _ in range(options.layers))
+        self.head = Head(shape, options.width, options.norm, tied=False, scale=options.logit_scale)
+
+    def forward(
+        self, tokens: Tensor, features: Tensor | None = None, positions: Tensor | None = None
+    ) -> Tensor:
+        x = self.embed(tokens, features)
+        last = len(self.blocks) - 1
+        for index, block in enumerate(self.blocks):
+            x = block(x, positions if index == last else None)
+        return self.tap("logits", self.head(x, self.embed))

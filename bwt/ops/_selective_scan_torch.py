@@ -1,0 +1,30 @@
+"""selective_scan in eager torch: what one would write without a kernel, and the baseline of the
+benchmarks. Autograd comes by itself, with a graph over the steps."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def selective_scan_torch(
+    u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, softplus: bool
+) -> Tensor:
+    """The recurrence in a loop over the steps."""
+    states = selective_scan_states_torch(u, delta, A, B, softplus)
+    y = (states @ C.unsqueeze(-1)).squeeze(-1)
+    return y if D is None else y + D * u
+
+
+def selective_scan_states_torch(
+    u: Tensor, delta: Tensor, A: Tensor, B: Tensor, softplus: bool
+) -> Tensor:
+    """h after each step, [B, L, E, N]."""
+    step = functional.softplus(delta) if softplus else delta
+    decays = (step.unsqueeze(-1) * A).exp()  # [B, L, E, N]
+    inputs = (step * u).unsqueeze(-1) * B.unsqueeze(2)
+    h = u.new_zeros((u.shape[0], *A.shape))
+    states = []
+    for decay, new in zip(decays.unbind(1), inputs.unbind(1), strict=True):
+        h = decay * h + new
+        states.append(h)
+    return torch.stack(states, 1) if states else decays

@@ -1,0 +1,191 @@
+"""The selective scan of state-space models: the public op."""
+
+import torch
+from torch import Tensor
+
+from bwt import reference
+from bwt.ops import _dispatch, _library
+from bwt.ops._selective_scan_torch import selective_scan_states_torch, selective_scan_torch
+
+OP = "selective_scan"
+MAX_STATES = 64
+CHUNK = 16  # steps between the states saved for the backward pass; kScanChunk of the C++ header
+DTYPES = (torch.float32, torch.float64)
+SIZES = {"u": "[B, L, E]", "delta": "[B, L, E]", "A": "[E, N]", "B": "[B, L, N]", "C": "[B, L, N]"}
+
+_dispatch.BACKENDS[OP] = ("native", "triton", "torch", "reference")
+
+
+def selective_scan(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    *,
+    delta_softplus: bool = False,
+    backend: str = "auto",
+) -> Tensor:
+    """A linear recurrence of N states per channel, whose step sizes, inputs and outputs are data.
+
+    With s = delta, or softplus(delta), for every sequence and channel
+
+        h_t = exp(s_t A) h_{t-1} + s_t B_t u_t,   y_t = C_t . h_t + D u_t,   h before the start 0.
+
+    For gradients, h is saved every 16 steps and computed again between. Where an exponential is
+    outside the normal numbers it counts as the largest or smallest of them.
+
+    Args:
+        u, delta: [B, L, E], any strides (no copy is made if the last is 1; so for B and C).
+        A: [E, N], N at most 64; negative for a state that fades.
+        B, C: [B, L, N].
+        D: [E], or None for no direct term.
+        delta_softplus: step sizes are log(1 + exp(delta)).
+        backend: "auto", "native", "triton", "torch" or "reference".
+            All are float32 or float64.
+
+    Returns:
+        y [B, L, E].
+
+    >>> import torch
+    >>> one = torch.ones(1, 4, 1)
+    >>> selective_scan(one, one, torch.tensor([[-0.693147]]), one, one).flatten()
+    tensor([1.0000, 1.5000, 1.7500, 1.8750])
+    """
+    _check(u=u, delta=delta, A=A, B=B, C=C)
+    _check_skip(D, u)
+    chosen = _dispatch.choose(OP, backend, u.device)
+    tensors = (u, delta, A, B, C, D)
+    if chosen == "reference":
+        return _reference(reference.selective_scan, tensors, delta_softplus)
+    if chosen == "torch":
+        return selective_scan_torch(*tensors, delta_softplus)
+    y, _ = torch.ops.bwt.selective_scan(*tensors, delta_softplus, CHUNK if _grad(tensors) else 0)
+    return y
+
+
+def selective_scan_states(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    *,
+    delta_softplus: bool = False,
+    backend: str = "auto",
+) -> Tensor:
+    """The states h [B, L, E, N] of `selective_scan` after each step, to be looked at: they are N
+    times as large as y, and no gradient flows through them."""
+    _check(u=u, delta=delta, A=A, B=B)
+    chosen = _dispatch.choose(OP, backend, u.device)
+    tensors = tuple(x.detach() for x in (u, delta, A, B))
+    if chosen == "reference":
+        return _reference(reference.selective_scan_states, tensors, delta_softplus)
+    if chosen == "torch":
+        return selective_scan_states_torch(*tensors, delta_softplus)
+    _, states = torch.ops.bwt.selective_scan(*tensors, tensors[3], None, delta_softplus, 1)
+    return states.transpose(2, 3)
+
+
+def _check(**tensors: Tensor) -> None:
+    u, A = tensors["u"], tensors["A"]
+    for name, x in tensors.items():
+        if not isinstance(x, Tensor) or x.dtype not in DTYPES:
+            got = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"{OP}: {name} must be a float32 or float64 tensor, got {got}")
+        if x.ndim != (2 if name == "A" else 3):
+            raise ValueError(f"{OP}: {name} must be {SIZES[name]}, got shape {tuple(x.shape)}")
+        if (x.dtype, x.device) != (u.dtype, u.device):
+            raise ValueError(
+                f"{OP}: u and {name} must agree in dtype and device, got {u.dtype} on {u.device} "
+                f"and {x.dtype} on {x.device}"
+            )
+    (batch, steps, channels), states = u.shape, A.shape[1]
+    if not 1 <= states <= MAX_STATES:
+        raise ValueError(f"{OP}: A must have 1 to {MAX_STATES} states, got {states}")
+    rows = (batch, steps, states)
+    wanted = {"delta": u.shape, "A": (channels, states), "B": rows, "C": rows}
+    for name, shape in wanted.items():
+        if name in tensors and tensors[name].shape != shape:
+            raise ValueError(
+                f"{OP}: {name} must be {SIZES[name]} = {list(shape)} (as u and A say), "
+                f"got {list(tensors[name].shape)}"
+            )
+
+
+def _check_skip(D: Tensor | None, u: Tensor) -> None:
+    if D is None:
+        return
+    if not isinstance(D, Tensor) or (D.dtype, D.device) != (u.dtype, u.device):
+        got = f"{D.dtype} on {D.device}" if isinstance(D, Tensor) else type(D).__name__
+        raise ValueError(f"{OP}: D must be None or like u {u.dtype} on {u.device}, got {got}")
+    if D.shape != u.shape[2:]:
+        raise ValueError(f"{OP}: D must be [E] = [{u.shape[2]}], got {list(D.shape)}")
+
+
+def _grad(tensors: tuple[Tensor | None, ...]) -> bool:
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
+def _reference(compute, tensors: tuple[Tensor | None, ...], softplus: bool) -> Tensor:
+    if _grad(tensors):
+        raise RuntimeError(f"{OP}: backend 'reference' has no gradient; detach the arguments")
+    arrays = [None if x is None else x.detach().numpy() for x in tensors]
+    return torch.from_numpy(compute(*arrays, delta_softplus=softplus)).to(tensors[0].dtype)
+
+
+_library.define(
+    "selective_scan(Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D, "
+    "bool softplus, int every) -> (Tensor, Tensor)"
+)
+_library.define(
+    "selective_scan_backward(Tensor grad_y, Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, "
+    "Tensor? D, Tensor states, bool softplus, int every) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+)
+
+
+@torch.library.register_fake("bwt::selective_scan")
+def _fake(u, delta, A, B, C, D, softplus, every):
+    batch, steps, channels = u.shape
+    saved = steps // every if every else 0
+    return u.new_empty(u.shape), u.new_empty((batch, saved, A.shape[1], channels))
+
+
+@torch.library.register_fake("bwt::selective_scan_backward")
+def _fake_backward(grad_y, u, delta, A, B, C, D, states, softplus, every):
+    gradients = tuple(x.new_empty(x.shape) for x in (u, delta, A, B, C))
+    return *gradients, A.new_empty(A.shape[:1])
+
+
+def _triton(u, delta, A, B, C, D, softplus, every):
+    from bwt.kernels.selective_scan import selective_scan_forward
+
+    return selective_scan_forward(u, delta, A, B, C, D, softplus=softplus, every=every)
+
+
+def _triton_backward(grad_y, u, delta, A, B, C, D, states, softplus, every):
+    from bwt.kernels import selective_scan as kernels
+
+    return kernels.selective_scan_backward(
+        grad_y, u, delta, A, B, C, D, states, softplus=softplus, every=every
+    )
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    *tensors, ctx.softplus, ctx.every = inputs
+    ctx.has_skip = tensors[5] is not None
+    ctx.save_for_backward(*tensors, output[1])
+    ctx.mark_non_differentiable(output[1])
+
+
+def _backward(ctx, grad_y, _):
+    *gradients, grad_skip = torch.ops.bwt.selective_scan_backward(
+        grad_y, *ctx.saved_tensors, ctx.softplus, ctx.every
+    )
+    return *gradients, grad_skip if ctx.has_skip else None, None, None
+
+
+_library.library.impl(OP, _triton, "CUDA")
+_library.library.impl(f"{OP}_backward", _triton_backward, "CUDA")
+torch.library.register_autograd("bwt::selective_scan", _backward, setup_context=_setup_context)

@@ -1,0 +1,58 @@
+"""Helpers of the tests of selective_scan: random arguments, comparison."""
+
+import numpy as np
+import torch
+from tolerances import scan_error
+
+from bwt import reference
+
+DTYPES = [torch.float32, torch.float64]
+NAMES = ("u", "delta", "A", "B", "C", "D")
+
+
+def draw(B, L, E, N, dtype=torch.float64, *, skip=True, softplus=True, seed=0):
+    """u, delta, A, B, C, D; states that fade within a few to a few hundred steps."""
+    rng = np.random.default_rng([B, L, E, N, seed])
+    delta = rng.normal(size=(B, L, E))
+    arrays = [
+        rng.normal(size=(B, L, E)),
+        delta - 2 if softplus else np.abs(delta) / 4,
+        -rng.uniform(0.05, N + 1, size=(E, N)),
+        rng.normal(size=(B, L, N)),
+        rng.normal(size=(B, L, N)),
+        rng.normal(size=E),
+    ]
+    tensors = [torch.from_numpy(x).to(dtype) for x in arrays]
+    return tensors if skip else [*tensors[:5], None]
+
+
+def to_arrays(tensors):
+    return [None if x is None else x.detach().double().numpy() for x in tensors]
+
+
+def assert_close(name, got, expected, bound):
+    assert got.shape == expected.shape, name
+    got = got.detach().double().numpy()
+    scale = max(1.0, np.abs(expected).max(initial=0.0))
+    np.testing.assert_allclose(got, expected, rtol=0, atol=bound * scale, err_msg=name)
+
+
+def assert_values(tensors, y, softplus):
+    L, N = tensors[0].shape[1], tensors[2].shape[1]
+    expected = reference.selective_scan(*to_arrays(tensors), delta_softplus=softplus)
+    assert y.dtype == tensors[0].dtype
+    assert_close("y", y, expected, scan_error(y.dtype, L, N))
+
+
+def assert_gradients(tensors, grad_y, gradients, softplus):
+    """gradients: of u, delta, A, B, C and D; the last may be missing."""
+    (B, L, E), N = tensors[0].shape, tensors[2].shape[1]
+    (weights,) = to_arrays([grad_y])
+    expected = reference.selective_scan_backward(
+        weights, *to_arrays(tensors), delta_softplus=softplus
+    )
+    terms = {"A": B * L, "B": E, "C": E, "D": B * L}
+    for name, got, want in zip(NAMES, gradients, expected, strict=False):
+        assert got.dtype == grad_y.dtype and got.isfinite().all(), name
+        bound = scan_error(grad_y.dtype, L, terms.get(name, N))
+        assert_close(f"gradient of {name}", got, want, bound)

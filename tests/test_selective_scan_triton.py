@@ -1,0 +1,207 @@
+"""The Triton kernels of selective_scan, interpreted (and on a GPU, if there is one), as compiled
+code within budgets, and as executed sm_80 PTX, against NumPy in float64."""
+
+import numpy as np
+import pytest
+import torch
+from scan_inputs import assert_close, assert_gradients, assert_values, draw, to_arrays
+from tolerances import scan_error
+
+from bwt import reference
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from triton_aot import Compiler, Interpreter, call_on_gpu, emulator  # noqa: E402
+
+MODULE = "bwt.kernels.selective_scan"
+DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
+CHUNK = 16
+ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "gfx942")
+
+
+@pytest.fixture(scope="session")
+def scan_interpreter():
+    worker = Interpreter()
+    yield worker
+    worker.close()
+
+
+@pytest.fixture(params=["interpreted", pytest.param("gpu", marks=pytest.mark.gpu)])
+def call(request):
+    """Calls a launcher by name on CPU tensors and returns CPU tensors."""
+    if request.param == "interpreted":
+        worker = request.getfixturevalue("scan_interpreter")
+        return lambda function, *args, **options: worker.call(MODULE, function, *args, **options)
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    return lambda function, *args, **options: call_on_gpu(MODULE, function, *args, **options)
+
+
+def incoming(tensors):
+    rng = np.random.default_rng(1)
+    return torch.from_numpy(rng.normal(size=tensors[0].shape)).to(tensors[0].dtype)
+
+
+def compute(call, tensors, softplus=True, grad_y=None):
+    """y, and the gradients of u, delta, A, B, C, D."""
+    y, states = call("selective_scan_forward", *tensors, softplus=softplus, every=CHUNK)
+    grad_y = incoming(tensors) if grad_y is None else grad_y
+    options = {"softplus": softplus, "every": CHUNK}
+    return y, call("selective_scan_backward", grad_y, *tensors, states, **options)
+
+
+def check(call, tensors, softplus=True):
+    y, gradients = compute(call, tensors, softplus)
+    assert_values(tensors, y, softplus)
+    assert_gradients(tensors, incoming(tensors), gradients, softplus)
+    return y, gradients
+
+
+def shape_id(shape):
+    return "B{}-L{}-E{}-N{}".format(*shape)
+
+
+FEW = [(2, 18, 3, 3), (1, 20, 5, 16)]
+VALUES = [*FEW, (1, 1, 1, 1), (1, 33, 17, 4), (2, 7, 3, 5), (1, 18, 2, 33), (1, 3, 3, 64)]
+
+
+@pytest.mark.parametrize("shape", VALUES, ids=shape_id)
+def test_values(call, shape):
+    check(call, draw(*shape, torch.float32))
+
+
+@pytest.mark.parametrize("shape", FEW, ids=shape_id)
+def test_values_in_double(call, shape):
+    check(call, draw(*shape, torch.float64))
+
+
+@pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.parametrize("shape", FEW, ids=shape_id)
+def test_plain_steps(call, shape, skip):
+    check(call, draw(*shape, torch.float32, softplus=False, skip=skip), softplus=False)
+
+
+@pytest.mark.parametrize("every", [0, 1, 5, 16])
+def test_saved_states(call, every):
+    tensors = draw(2, 37, 5, 3, torch.float32)
+    _, states = call("selective_scan_forward", *tensors, softplus=True, every=every)
+    expected = reference.selective_scan_states(*to_arrays(tensors[:4]), delta_softplus=True)
+    expected = expected[:, every - 1 :: every] if every else expected[:, :0]
+    bound = scan_error(torch.float32, 37, 1)
+    assert_close("states", states, expected.transpose(0, 1, 3, 2), bound)
+
+
+def test_small_steps_keep_their_relative_precision(call):
+    u, delta, A, B, C, _ = draw(1, 3, 4, 3, torch.float32)
+    tensors = [u * 0 + 1, delta * 0 - 15, A, B, C, None]
+    y, _ = call("selective_scan_forward", *tensors, softplus=True, every=0)
+    expected = reference.selective_scan(*to_arrays(tensors), delta_softplus=True)
+    np.testing.assert_allclose(y.double().numpy(), expected, rtol=1e-4, atol=1e-12)
+
+
+def test_factors_that_vanish(call):
+    u, delta, A, B, C, D = draw(2, 20, 5, 3, torch.float32, softplus=False)
+    A[:, 2], delta[0, 5] = -5000.0, 30.0
+    check(call, [u, delta, A, B, C, D], softplus=False)
+
+
+def test_strided_inputs(call):
+    tensors = draw(*FEW[0], torch.float32)
+    strided = [torch.stack((x, x), -1)[..., 0] for x in tensors]
+    grad_y = torch.stack((incoming(tensors),) * 2, -1)[..., 0]
+    plain, other = compute(call, tensors), compute(call, strided, grad_y=grad_y)
+    torch.testing.assert_close(plain, other, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("B,L", [(0, 3), (2, 0)])
+def test_empty(call, B, L):
+    tensors = draw(B, L, 3, 4, torch.float32)
+    y, gradients = compute(call, tensors)
+    assert y.shape == (B, L, 3)
+    for x, gradient in zip(tensors, gradients, strict=True):
+        assert gradient.shape == x.shape and (gradient == 0).all()
+
+
+def test_a_perturbed_number_is_noticed(call):
+    """Of a whole result, one number off by a hundredth of its size."""
+    tensors = draw(*FEW[0], torch.float32)
+    y, gradients = check(call, tensors)
+    for result in (y, *gradients):
+        place = result.abs().argmax()
+        before = result.view(-1)[place].clone()
+        result.view(-1)[place] *= 1.01
+        with pytest.raises(AssertionError):
+            assert_values(tensors, y, True)
+            assert_gradients(tensors, incoming(tensors), gradients, True)
+        result.view(-1)[place] = before
+    assert_gradients(tensors, incoming(tensors), gradients, True)
+
+
+EXECUTED = [
+    ("fp32", (1, 18, 5, 16), {}),
+    ("fp32", (2, 18, 9, 3), {"softplus": False, "skip": False}),
+    ("fp32", (1, 5, 3, 40), {}),
+    ("fp64", (1, 17, 1, 16), {}),
+]
+# Registers and bytes of shared memory, the most of any NVIDIA architecture.
+BUDGETS = {
+    ("fp32", 4): {"forward": (72, 8192), "backward": (168, 8192)},
+    ("fp32", 16): {"forward": (80, 8192), "backward": (168, 4096)},
+    ("fp64", 16): {"forward": (128, 4096), "backward": (200, 8192)},
+}
+COMPILED = [("fp32", 16, arch) for arch in ARCHITECTURES]
+COMPILED += [("fp32", 4, "sm_90"), ("fp64", 16, "sm_80"), ("fp64", 16, "gfx942")]
+
+
+def example(mode, shape, **options):
+    names = ("batch", "steps", "channels", "states")
+    return {"mode": mode, **dict(zip(names, shape, strict=True)), **options}
+
+
+@pytest.fixture(scope="session")
+def scan_compiler(tmp_path_factory):
+    made = Compiler(tmp_path_factory.mktemp("scan_aot"))
+    for mode, shape, options in EXECUTED:
+        made.announce(MODULE, "sm_80", **example(mode, shape, **options))
+    for mode, states, arch in COMPILED:
+        made.announce(MODULE, arch, **example(mode, (64, 4096, 512, states)))
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("mode,shape,options", EXECUTED, ids=str)
+def test_ptx(scan_compiler, monkeypatch, mode, shape, options):
+    run, stats = emulator(scan_compiler, monkeypatch, MODULE)
+    records = scan_compiler.get(MODULE, "sm_80", **example(mode, shape, **options))
+    softplus = options.get("softplus", True)
+    tensors = draw(*shape, DTYPES[mode], softplus=softplus, skip=options.get("skip", True))
+    check(run, tensors, softplus)
+    assert stats.keys() == records.keys()
+    for name, record in records.items():
+        assert record["stack"] == record["spills"] == 0, name
+
+
+@pytest.mark.parametrize("mode,states,arch", COMPILED)
+def test_compiled_code_stays_within_budget(scan_compiler, mode, states, arch):
+    records = scan_compiler.get(MODULE, arch, **example(mode, (64, 4096, 512, states)))
+    assert records.keys() == {f"selective_scan_{name}" for name in BUDGETS[mode, states]}
+    for name, (registers, shared) in BUDGETS[mode, states].items():
+        record = records[f"selective_scan_{name}"]
+        assert record["stack"] == record["spills"] == 0, name
+        if arch != "gfx942":
+            assert record["registers"] <= registers and record["shared"] <= shared, name
+
+
+def test_every_entry_is_compiled_ahead_of_time():
+    from bwt.kernels import aot
+    from bwt.kernels.configs import TABLE, lookup
+
+    for arch in ARCHITECTURES:
+        compiled = {
+            (launch.name, name.split(".")[1], launch.arguments["NP"], repr(launch.config))
+            for name, launch in aot.specialisations("selective_scan", arch).items()
+        }
+        for op, kernel, dtype, size, _ in TABLE:
+            if op == "selective_scan":
+                [config] = lookup(op, kernel, dtype, size, arch)
+                assert (f"selective_scan_{kernel}", dtype, size, repr(config)) in compiled
