@@ -100,26 +100,6 @@ struct HmmSharedGradients {
   double* emission;    // [S,V]
 };
 
-// Hands out aligned pieces of memory. Without memory it only counts the bytes.
-class HmmArena {
- public:
-  explicit HmmArena(void* memory) : begin_(reinterpret_cast<uintptr_t>(memory)), next_(begin_) {}
-
-  template <class T>
-  T* take(int64_t count) {
-    next_ = (next_ + kLine - 1) / kLine * kLine;
-    T* piece = reinterpret_cast<T*>(next_);
-    next_ += count * sizeof(T);
-    return piece;
-  }
-  int64_t bytes() const { return next_ - begin_ + kLine; }
-
- private:
-  static constexpr uintptr_t kLine = 64;
-  uintptr_t begin_;
-  uintptr_t next_;
-};
-
 // The CPU kernels are compiled once per instruction set (cpu/hmm_filter_simd.h), each with
 //   int64_t hmm_block_f32(const HmmModel<float>&);    sequences that are computed together
 //   int64_t hmm_forward_scratch_f32(const HmmForward<float>&);

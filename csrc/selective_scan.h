@@ -23,8 +23,6 @@
 #include <limits>
 #include <utility>
 
-#include "arena.h"
-
 namespace bwt {
 
 // Steps between saved states, at most: the backward pass holds the states of a chunk in cache.

@@ -10,6 +10,7 @@
 #include <tuple>
 #include <vector>
 
+#include "arena.h"
 #include "cpu/tensors.h"
 
 #define BWT_SIMD_FILE "cpu/attention_simd.h"

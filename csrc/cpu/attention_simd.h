@@ -23,25 +23,6 @@ constexpr int64_t kMaxBlockRows = 16 * kTileRows;
 constexpr int64_t kBlockBytes = 160 * 1024;
 constexpr int64_t kLine = 64;  // bytes of a cache line
 
-// Hands out aligned pieces of the scratch. Without memory it only counts the bytes.
-class Arena {
- public:
-  explicit Arena(void* memory) : begin_(reinterpret_cast<uintptr_t>(memory)), next_(begin_) {}
-
-  template <class T>
-  T* take(int64_t count) {
-    next_ = round_up(next_, kLine);
-    T* piece = reinterpret_cast<T*>(next_);
-    next_ += count * sizeof(T);
-    return piece;
-  }
-  int64_t bytes() const { return next_ - begin_ + kLine; }
-
- private:
-  uintptr_t begin_;
-  uintptr_t next_;
-};
-
 // The row stride of a block of scores: an odd number of cache lines, because the rows of a column
 // would share a few sets of the cache if they were a power of two apart.
 template <class T>
@@ -91,8 +72,6 @@ struct Block {
   int64_t first;
   int64_t rows;
 };
-
-// ---- Packing ----
 
 // Fetches the first rows of the next pair into the cache, between the products of this one: rows of
 // a fused projection are too far apart for the processor to foresee. Once per pair, by one block.
@@ -151,8 +130,6 @@ void pack_transposed(const T* matrix, int64_t stride, int64_t rows, int64_t dim,
     }
   }
 }
-
-// ---- Products ----
 
 enum class Left { kPlain, kTransposed };
 

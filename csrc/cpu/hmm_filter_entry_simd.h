@@ -20,7 +20,7 @@ int64_t block_size(const HmmModel<T>& model) {
 
 template <class T>
 int64_t forward_scratch(const HmmForward<T>& a) {
-  HmmArena arena(nullptr);
+  Arena arena(nullptr);
   if (a.model.states <= kLaneStates) {
     LaneForwardScratch<T>(a.model, arena);
   } else {
@@ -38,7 +38,7 @@ void forward(const HmmForward<T>& a, int64_t begin, int64_t end, void* memory) {
 
 template <class T>
 int64_t backward_scratch(const HmmBackward<T>& a) {
-  HmmArena arena(nullptr);
+  Arena arena(nullptr);
   const bool smooth = a.smoothed != nullptr;
   if (a.model.states <= kLaneStates) {
     LaneBackwardScratch<T>(a.model, smooth, arena);
@@ -57,7 +57,7 @@ template <class T, int kStates>
 void backward_lanes(const HmmBackward<T>& a, int64_t begin, int64_t end, int64_t pieces,
                     const HmmSharedGradients* shared, void* memory) {
   const HmmModel<T>& m = a.model;
-  HmmArena arena(memory);
+  Arena arena(memory);
   LaneBackwardScratch<T> scratch(m, a.smoothed != nullptr, arena);
   scratch.parameters.load_shared(m);
   if (!a.smoothed && !m.own_emission) clear(scratch.grad_table, table_size(m));
@@ -77,7 +77,7 @@ template <class T>
 void backward_groups(const HmmBackward<T>& a, int64_t begin, int64_t end, int64_t pieces,
                      const HmmSharedGradients* shared, void* memory) {
   const HmmModel<T>& m = a.model;
-  HmmArena arena(memory);
+  Arena arena(memory);
   GroupBackwardScratch<T> scratch(m, a.smoothed != nullptr, arena);
   scratch.transition.load_shared(m);
   scratch.tables.load_shared(m);

@@ -8,7 +8,7 @@ template <class T>
 struct LaneBackwardScratch {
   static constexpr int n = kLanes<T>;
 
-  LaneBackwardScratch(const HmmModel<T>& model, bool smooth, HmmArena& arena)
+  LaneBackwardScratch(const HmmModel<T>& model, bool smooth, Arena& arena)
       : chunk(chunk_steps(model, 4)),
         parameters(model, chunk, arena),
         filtered(arena.take<T>((chunk + 1) * model.states * n)),

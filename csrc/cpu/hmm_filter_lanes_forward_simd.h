@@ -6,7 +6,7 @@ namespace {
 
 template <class T>
 struct LaneForwardScratch {
-  LaneForwardScratch(const HmmModel<T>& model, HmmArena& arena)
+  LaneForwardScratch(const HmmModel<T>& model, Arena& arena)
       : chunk(chunk_steps(model, 2)),
         parameters(model, chunk, arena),
         filtered(arena.take<T>(chunk * model.states * kLanes<T>)),
@@ -127,7 +127,7 @@ void forward_block(const HmmForward<T>& a, int64_t number, LaneForwardScratch<T>
 
 template <class T, int kStates>
 void forward_blocks(const HmmForward<T>& a, int64_t begin, int64_t end, void* memory) {
-  HmmArena arena(memory);
+  Arena arena(memory);
   LaneForwardScratch<T> scratch(a.model, arena);
   scratch.parameters.load_shared(a.model);
   for (int64_t block = begin; block < end; ++block) forward_block<T, kStates>(a, block, scratch);

@@ -180,7 +180,7 @@ template <class T>
 struct LaneParameters {
   static constexpr int n = kLanes<T>;
 
-  LaneParameters(const HmmModel<T>& model, int64_t chunk, HmmArena& arena)
+  LaneParameters(const HmmModel<T>& model, int64_t chunk, Arena& arena)
       : initial(arena.take<T>(model.states * n)),
         transition(arena.take<T>(model.states * model.states * n)),
         table(arena.take<T>(table_size(model) * (model.own_emission ? n : 1))),

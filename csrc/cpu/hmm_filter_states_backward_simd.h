@@ -8,7 +8,7 @@ constexpr int64_t kGroupChunk = 64;  // steps whose adjoints are kept for the pr
 
 template <class T>
 struct GroupBackwardScratch {
-  GroupBackwardScratch(const HmmModel<T>& model, bool smooth, HmmArena& arena)
+  GroupBackwardScratch(const HmmModel<T>& model, bool smooth, Arena& arena)
       : transition(model, true, arena),
         tables(model, arena),
         stride(transition.stride()),

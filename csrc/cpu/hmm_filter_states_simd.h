@@ -129,7 +129,7 @@ void multiply_own(int64_t rows, int64_t vectors, const Product<T>& p) {
 // The transition matrix of a group, to be multiplied with from the left.
 template <class T>
 struct GroupTransition {
-  GroupTransition(const HmmModel<T>& model, bool transposed_, HmmArena& arena)
+  GroupTransition(const HmmModel<T>& model, bool transposed_, Arena& arena)
       : own(model.own_transition),
         transposed(transposed_),
         states(model.states),
@@ -175,7 +175,7 @@ struct GroupTransition {
 // The emission tables of a group.
 template <class T>
 struct GroupTables {
-  GroupTables(const HmmModel<T>& model, HmmArena& arena)
+  GroupTables(const HmmModel<T>& model, Arena& arena)
       : own(model.own_emission),
         size(table_size(model)),
         tables(arena.take<T>(size * (own ? group_size(model) : 1))) {}
@@ -223,7 +223,7 @@ constexpr int64_t kOffsetsChunk = 256;  // steps whose observations are looked u
 
 template <class T>
 struct GroupForwardScratch {
-  GroupForwardScratch(const HmmModel<T>& model, HmmArena& arena)
+  GroupForwardScratch(const HmmModel<T>& model, Arena& arena)
       : transition(model, false, arena),
         tables(model, arena),
         joint(arena.take<T>(kTileRows * transition.stride())),
@@ -337,7 +337,7 @@ void forward_group(const HmmForward<T>& a, int64_t first, int64_t count,
 
 template <class T>
 void forward_groups(const HmmForward<T>& a, int64_t begin, int64_t end, void* memory) {
-  HmmArena arena(memory);
+  Arena arena(memory);
   GroupForwardScratch<T> scratch(a.model, arena);
   scratch.transition.load_shared(a.model);
   scratch.tables.load_shared(a.model);

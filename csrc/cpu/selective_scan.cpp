@@ -9,6 +9,7 @@
 #include <tuple>
 #include <vector>
 
+#include "arena.h"
 #include "cpu/tensors.h"
 
 #define BWT_SIMD_FILE "cpu/selective_scan_simd.h"
