@@ -103,8 +103,8 @@ def architecture(found: Found) -> Table:
         "Entropy error in bits (recall: accuracy), mean ± standard deviation over seeds. Two "
         "figures of the paper are those of its versions 1 and 3.",
         f"Learning rates: {rates} times the preset's, tried on the full budget with seed 0; the "
-        "one of least KL is used for all seeds, seed 0 among them. All models have as many parameters as the "
-        "transformer within 1% and see the same number of sequences.",
+        "one of least KL is used for all seeds, seed 0 among them. All models have as many "
+        "parameters as the transformer within 1% and see the same number of sequences.",
         *found.document["missing"],
         *(f"{name} failed: {why}" for name, why in found.document["faults"].items()),
     ]
