@@ -8,6 +8,7 @@ on; Ray then starts the task again elsewhere, and it goes on from the last check
 import contextlib
 import os
 import signal
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,13 @@ def work(cell: Any, log: Path) -> int:
             return main(cell.next_words())
 
 
+def _knock(address: str) -> None:
+    """Ray itself would wait for minutes for a cluster that is not there."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host, int(port)), timeout=10).close()
+
+
 class RayTasks:
     """What `Sweep` runs cells with, on the cluster at `address`."""
 
@@ -36,8 +44,9 @@ class RayTasks:
             raise ValueError("--ray needs Ray: pip install 'bwt[ray]'") from error
         self.ray = ray
         try:
+            _knock(address)
             ray.init(address=address, log_to_driver=False, logging_level="error")
-        except ConnectionError as error:
+        except OSError as error:
             raise ValueError(f"--ray: no cluster answers at {address}") from error
         count = str(threads)
         self.task = ray.remote(

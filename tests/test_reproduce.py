@@ -197,6 +197,23 @@ def test_a_model_at_the_floor_is_not_an_architecture_that_fails():
     assert not tables.at_floor(cell(kl=0.4, uniform=0.513, constant=0.512))
 
 
+def test_readings_beside_the_paper(reproduced):
+    document = copy.deepcopy(reproduced[1])
+    found = tables.Found(document)
+
+    def reading(task, row, metric, value, kl=1e-4):
+        for x in found.cells(task, row):
+            x["metrics"][metric]["mean"], x["metrics"]["kl"]["mean"] = value, kl
+        return tables._reading(task, row, found)
+
+    assert reading("bijection", "lstm", "entropy_mae", 0.01) == "agrees"
+    assert reading("bijection", "lstm", "entropy_mae", 0.001) == "lower"
+    assert reading("hmm", "transformer", "entropy_mae", 0.005) == "between"
+    assert reading("hmm", "lstm", "entropy_mae", 0.41, kl=9.0) == f"agrees; {tables.FLOOR}"
+    assert reading("recall", "lstm", "accuracy", 0.99) == "higher"
+    assert reading("recall", "mlp-position", "accuracy", 0.1, kl=9.0) == tables.BLIND
+
+
 def test_spread():
     assert tables.spread([1.0, 3.0]) == "2 ± 1.41"
     assert tables.spread([0.5]) == "0.5 (1 seed)"

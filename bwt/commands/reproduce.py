@@ -8,6 +8,7 @@ from pathlib import Path
 from bwt.commands.sweep import Live, add_workers, say_unless, workers
 from bwt.progress import duration
 from bwt.reproduce import SCALES, TABLES, Reproduction
+from bwt.sweep import Processes
 
 TFLOPS = 5.0  # sustained, of fp32 on one large GPU: an assumption, not a measurement
 
@@ -84,10 +85,10 @@ def _estimate(arguments: argparse.Namespace, scale) -> int:
         unit = "operations"
     else:
         found = cost.measured(scale, arguments.seeds)
-        jobs = workers(arguments)
-        seconds = sum(found.values()) / len(jobs.slots)
+        jobs = len(Processes(arguments.jobs, arguments.threads).slots)
+        seconds = sum(found.values()) / jobs
         text = (
-            f"about {duration(seconds)} on {len(jobs.slots)} cores, from steps timed just now; "
+            f"about {duration(seconds)} with {jobs} at a time, from steps timed just now; "
             "geometry, ablation and longer lengths come on top"
         )
         unit = "core-seconds"

@@ -1,6 +1,7 @@
 """What a scale costs before it is run: from steps timed here, or from counted operations."""
 
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,7 +65,14 @@ def sequence_flops(config: TrainConfig) -> int:
     batch = task.sample(2, generator=torch.Generator().manual_seed(0))
     formulas = {"attention": _attention, "selective_scan": _scan}
     known = {op: f for name, f in formulas.items() if (op := getattr(torch.ops.bwt, name, None))}
-    # oneDNN's LSTM is one opaque call; without it torch counts its products.
+    # oneDNN's LSTM is one opaque call; without it torch counts its products. Turning it off
+    # and on again makes torch speak of Intel GPUs.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return _count(model, batch, known)
+
+
+def _count(model, batch, known) -> int:
     with (
         torch.backends.mkldnn.flags(enabled=False),
         FlopCounterMode(display=False, custom_mapping=known) as counter,

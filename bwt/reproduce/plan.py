@@ -49,8 +49,8 @@ SCALES = {
         seeds=3,
         settings={"evaluations": 6},
         tasks={
-            "bijection": {"steps": 3000},
-            "hmm": {"steps": 1500, "targets": "posterior"},
+            "bijection": {"steps": 2500},
+            "hmm": {"steps": 1200, "targets": "posterior"},
             "recall": {"steps": 1000},
         },
     ),

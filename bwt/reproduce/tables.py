@@ -25,6 +25,7 @@ RULE = (
     "together."
 )
 FLOOR = "at the floor: an optimisation failure until shown otherwise"
+BLIND = "at the floor, as it must be: it sees its own position only"
 
 
 @dataclass(frozen=True)
@@ -102,8 +103,8 @@ def architecture(found: Found) -> Table:
         "Entropy error in bits (recall: accuracy), mean ± standard deviation over seeds. Two "
         "figures of the paper are those of its versions 1 and 3.",
         f"Learning rates: {rates} times the preset's, tried on the full budget with seed 0; the "
-        "one of least KL is used for all seeds. All models have as many parameters as the "
-        "transformer within 1% and see the same number of sequences.",
+        "one of least KL is used for all seeds, seed 0 among them. All models have as many "
+        "parameters as the transformer within 1% and see the same number of sequences.",
         *found.document["missing"],
         *(f"{name} failed: {why}" for name, why in found.document["faults"].items()),
     ]
@@ -159,8 +160,14 @@ def _edges(rates: list[float]) -> list[float]:
 
 
 def _reading(task: str, row: str, found: Found) -> str:
+    """Beside the paper's figures, and whether anything was learned at all."""
+    words = _beside(task, row, found)
     if all(map(at_floor, found.cells(task, row))):
-        return FLOOR
+        words = f"{words}; {BLIND if row == 'mlp-position' else FLOOR}"
+    return words.removeprefix("-; ")
+
+
+def _beside(task: str, row: str, found: Found) -> str:
     figures = paper.HEADLINE.get((task, row))
     accuracy = TASKS[task] == "accuracy"
     values = found.values(task, row, "accuracy" if accuracy else "entropy_mae")
