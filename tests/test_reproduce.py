@@ -8,9 +8,9 @@ import torch
 from inline import Inline
 from nvcc import ROOT
 
-from bwt import models
+from bwt import models, paper
 from bwt.cli import COMMANDS, main
-from bwt.reproduce import SCALES, Reproduction, cost, geometry, paper, plan, quotes, results, tables
+from bwt.reproduce import SCALES, Reproduction, cost, geometry, plan, quotes, results, tables
 from bwt.rundir import read_json, write_json
 
 

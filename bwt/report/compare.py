@@ -31,7 +31,7 @@ def comparison(runs: Sequence[Run]) -> str:
         floor = words.best_floor(run.evaluation)
         floor_kl = run.evaluation["floors"][floor]["overall"]["kl"]
         warning = "" if words.beats(model["kl"], floor_kl) else ", NOT beaten"
-        quoted = paper.HEADLINE.get((run.config["task"], run.config["model"]), "–")
+        quoted = paper.headline(run.config["task"], run.config["model"])
         rows.append(
             [
                 Html(f'<a href="#run{i}">{escape(run.name)}</a>'),

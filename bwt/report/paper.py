@@ -1,20 +1,19 @@
-"""What "The Bayesian Geometry of Transformer Attention" (arXiv 2512.22471) reports, to be shown
-beside our numbers. Most figures are known from notes by its readers, not from its own tables."""
+"""What "The Bayesian Geometry of Transformer Attention" (arXiv 2512.22471) reports, in the words of
+our report. Most of it is known from notes by its readers, not from its own tables."""
 
-# (task, model) -> entropy error in bits; recall: accuracy.
-HEADLINE = {
-    ("bijection", "transformer"): "0.003 (v1), 0.007 (v3) bits",
-    ("bijection", "mamba"): "0.010 bits",
-    ("bijection", "lstm"): "0.009 bits",
-    ("bijection", "mlp"): "1.85 bits",
-    ("hmm", "transformer"): "7.5e-5 (v1), 0.049 (v3) bits",
-    ("hmm", "mamba"): "0.024 bits",
-    ("hmm", "lstm"): "0.41 bits",
-    ("hmm", "mlp"): "0.41 bits",
-    ("recall", "transformer"): "100 %",
-    ("recall", "mamba"): "97.8 %",
-    ("recall", "lstm"): "0.5 %",
-}
+from bwt.paper import HEADLINE
+
+
+def headline(task: str, model: str) -> str:
+    """Its entropy error in bits, or its accuracy for recall."""
+    figures = HEADLINE.get((task, model))
+    if figures is None:
+        return "–"
+    if task == "recall":
+        return f"{100 * figures[0]:.3g} %"
+    versions = ("",) if len(figures) == 1 else (" (v1)", " (v3)")
+    return ", ".join(f"{x:g}{v}" for x, v in zip(figures, versions, strict=True)) + " bits"
+
 
 KEYS = (
     "The paper gives 0.052 against 0.082 at random for layer 0, without saying which vectors are "

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from bwt.reproduce import paper
+from bwt import paper
 
 TASKS = {"bijection": "bits", "hmm": "bits", "recall": "accuracy"}
 # What each task needs, and the predictor that lacks just that: for the bijection one that does not
