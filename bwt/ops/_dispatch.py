@@ -4,7 +4,6 @@
 with the reason; nothing falls back to another one silently.
 """
 
-import functools
 import importlib.util
 import os
 from collections.abc import Callable
@@ -71,7 +70,6 @@ def choose(op: str, backend: str, device: torch.device) -> str:
     return backend
 
 
-@functools.cache  # what a machine can do does not change; an error is not kept
 def _choose_automatically(op: str, device: torch.device) -> str:
     candidates = [name for name in AUTO.get(device.type, ()) if name in BACKENDS[op]]
     reasons = []
