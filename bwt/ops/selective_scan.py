@@ -34,7 +34,7 @@ def selective_scan(
         h_t = exp(s_t A) h_{t-1} + s_t B_t u_t,   y_t = C_t . h_t + D u_t,   h before the start 0.
 
     For gradients, h is saved every 16 steps and computed again between. Where an exponential is
-    outside the normal numbers it counts as the largest or smallest of them.
+    outside the normal numbers the native kernel takes the largest or smallest of them.
 
     Args:
         u, delta: [B, L, E], any strides (no copy is made if the last is 1; so for B and C).
