@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from bwt.models.parts import check_choices, option
+from bwt.options import check_choices, option
 
 PRESETS = ("quick", "paper")
 

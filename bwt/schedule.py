@@ -70,6 +70,22 @@ class Averaged:
 
 
 @contextmanager
+def stop_signals(handler):
+    """Ctrl-C and SIGTERM go to `handler`; yields what they went to before, by number."""
+    before = {}
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before[number] = signal.signal(number, handler)
+    except ValueError:  # not in the main thread, where signals do not arrive anyway
+        pass
+    try:
+        yield before
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+@contextmanager
 def catch_signals(caught: list[int]):
     """Ctrl-C and SIGTERM are noted; the loop stops after its step. A second one stops at once."""
 
@@ -77,15 +93,5 @@ def catch_signals(caught: list[int]):
         caught.append(number)
         signal.signal(number, before[number])
 
-    before = {}
-    try:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            before[number] = signal.signal(number, note)
-    except ValueError:  # not in the main thread, where signals do not arrive anyway
+    with stop_signals(note) as before:
         yield
-        return
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

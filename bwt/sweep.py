@@ -24,6 +24,7 @@ from bwt import models, tasks
 from bwt.config import TrainConfig, resolve
 from bwt.progress import duration
 from bwt.rundir import RunDirectory, RunError, read_json, write_json
+from bwt.schedule import stop_signals
 
 # What a run has before its first checkpoint: nothing is lost by starting over.
 BEGINNING = {"config.json", "environment.json", "metrics.jsonl", "checkpoints"}
@@ -229,7 +230,7 @@ class Sweep:
 
     def run(self) -> list[Outcome]:
         (self.folder / "logs").mkdir(parents=True, exist_ok=True)
-        with _locked(self.folder) as lock, self._signals():
+        with _locked(self.folder) as lock, stop_signals(self._stop):
             self._skip_finished()
             started: dict[int, float] = {}
             waiting = [i for i, x in enumerate(self.outcomes) if x.status == "waiting"]
@@ -297,25 +298,10 @@ class Sweep:
         ]
         write_json(self.folder / self.record, {"argv": sys.argv[1:], "cells": rows})
 
-    @contextmanager
-    def _signals(self):
+    def _stop(self, number, frame) -> None:
         """The first Ctrl-C or SIGTERM lets every cell save itself, the second ends them."""
-
-        def stop(number, frame) -> None:
-            self.stopping += 1
-            self.workers.stop(hard=self.stopping > 1)
-
-        before = {}
-        try:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                before[number] = signal.signal(number, stop)
-        except ValueError:  # not in the main thread, where signals do not arrive anyway
-            pass
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        self.stopping += 1
+        self.workers.stop(hard=self.stopping > 1)
 
 
 def _look(cell: Cell | Command) -> tuple[str, str | None]:

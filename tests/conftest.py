@@ -1,5 +1,7 @@
 """Common fixtures."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -18,6 +20,27 @@ def poison_uninitialised_memory(monkeypatch):
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(before)
+
+
+@pytest.fixture(scope="session")
+def interpreter():
+    from triton_aot import Interpreter
+
+    worker = Interpreter()
+    yield worker
+    worker.close()
+
+
+@pytest.fixture(params=["interpreted", pytest.param("gpu", marks=pytest.mark.gpu)])
+def call(request):
+    """Calls a launcher of the test file's MODULE by name on CPU tensors, returns CPU tensors."""
+    from triton_aot import call_on_gpu
+
+    if request.param == "interpreted":
+        return partial(request.getfixturevalue("interpreter").call, request.module.MODULE)
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    return partial(call_on_gpu, request.module.MODULE)
 
 
 def pytest_terminal_summary(terminalreporter):

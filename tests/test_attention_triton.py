@@ -142,23 +142,13 @@ def check(call, mode, shape, incoming=INCOMING, magnitude=1.0, strided=False, **
     return got, expected, allowed
 
 
-@pytest.fixture(scope="session")
-def interpreter():
-    worker = triton_aot.Interpreter()
-    yield worker
-    worker.close()
-
-
-@pytest.fixture(params=["interpreted", pytest.param("gpu", marks=pytest.mark.gpu)])
-def call(request):
-    """Calls a launcher by name on CPU tensors and returns CPU tensors."""
-    if request.param == "gpu" and not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
-    if request.node.callspec.params.get("mode", "fp32") not in MODES[request.param]:
+@pytest.fixture
+def call(request, call):
+    """The common one, for the modes that its backend has."""
+    backend = request.node.callspec.params["call"]
+    if request.node.callspec.params.get("mode", "fp32") not in MODES[backend]:
         pytest.skip("not a mode of this backend")
-    if request.param == "gpu":
-        return partial(triton_aot.call_on_gpu, MODULE)
-    return partial(request.getfixturevalue("interpreter").call, MODULE)
+    return call
 
 
 SHAPES = [(1, 2, 1, 1, 16), (2, 3, 1, 7, 20), (3, 3, 13, 16, 32), (1, 2, 39, 39, 64)]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hmm_triton import (
     DTYPES,
-    MODULE,
+    MODULE as MODULE,  # read by the fixture `call`
     OUTPUTS,
     OWN,
     PARAMETERS,
@@ -21,26 +21,6 @@ from hmm_triton import (
 )
 
 pytest.importorskip("triton", reason="Triton is not installed")
-
-from triton_aot import Interpreter, call_on_gpu  # noqa: E402
-
-
-@pytest.fixture(scope="session")
-def hmm_interpreter():
-    worker = Interpreter()
-    yield worker
-    worker.close()
-
-
-@pytest.fixture(params=["interpreted", pytest.param("gpu", marks=pytest.mark.gpu)])
-def call(request):
-    """Calls a launcher by name on CPU tensors and returns CPU tensors."""
-    if request.param == "interpreted":
-        worker = request.getfixturevalue("hmm_interpreter")
-        return lambda function, *args, **options: worker.call(MODULE, function, *args, **options)
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
-    return lambda function, *args, **options: call_on_gpu(MODULE, function, *args, **options)
 
 
 FEW = [

@@ -3,26 +3,16 @@
 import numpy as np
 import pytest
 import torch
+from small_models import SHAPE, inputs, perturbed
 from torch.nn import functional
 
 import bwt
 from bwt import models, reference, tasks
 from bwt.models.mamba import STEP_RANGE, CausalConvolution, Options
 
-SHAPE = dict(vocab_size=7, num_outcomes=4, seq_len=9, feature_width=3, num_features=2)
-
 
 def build(**options):
-    model = models.build("mamba", **SHAPE, **{"width": 16, "state": 5, **options})
-    with torch.no_grad():
-        for p in model.parameters():  # a head of zeros would hide everything
-            p.add_(0.1 * torch.randn_like(p))
-    return model.double()
-
-
-def inputs(batch=3):
-    tokens = torch.randint(SHAPE["vocab_size"], (batch, 7))
-    return tokens, torch.randn(batch, 2, 3, dtype=torch.float64)
+    return perturbed(models.build("mamba", **SHAPE, **{"width": 16, "state": 5, **options}))
 
 
 def numpy_mamba(state, tokens, features, sizes, eps=1e-6):

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import erf
+from small_models import SHAPE, inputs, perturbed
 
 from bwt import models, reference, tasks
 from bwt.models.parts import shifted
 from bwt.models.transformer import Rotary
 
-SHAPE = dict(vocab_size=7, num_outcomes=4, seq_len=9, feature_width=3, num_features=2)
 VARIANTS = {
     "transformer": ("transformer", {}),
     "rotary": ("transformer", dict(positions="rotary", norm="layer", heads=4)),
@@ -27,16 +27,7 @@ VARIANTS = {
 
 def build(variant, **changes):
     name, options = VARIANTS[variant]
-    model = models.build(name, **{**SHAPE, **changes}, width=16, **options)
-    with torch.no_grad():
-        for p in model.parameters():  # a head of zeros would hide everything
-            p.add_(0.1 * torch.randn_like(p))
-    return model.double()
-
-
-def inputs(batch=3):
-    tokens = torch.randint(SHAPE["vocab_size"], (batch, 7))
-    return tokens, torch.randn(batch, 2, 3, dtype=torch.float64)
+    return perturbed(models.build(name, **{**SHAPE, **changes}, width=16, **options))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -222,6 +222,16 @@ def call_on_gpu(module: str, function: str, *args, **options):
     return tuple(None if a is None else a.cpu() for a in found)
 
 
+def assert_within_budget(records: dict[str, dict], budgets: dict[str, tuple], op: str, arch: str):
+    """budgets: name of a kernel of the op -> registers and bytes of shared memory (NVIDIA only)."""
+    assert records.keys() == {f"{op}_{name}" for name in budgets}
+    for name, (registers, shared) in budgets.items():
+        record = records[f"{op}_{name}"]
+        assert record["stack"] == record["spills"] == 0, name
+        if arch != "gfx942":
+            assert record["registers"] <= registers and record["shared"] <= shared, name
+
+
 def rounded(a: np.ndarray, mode: str) -> np.ndarray:
     """What a tensor core makes of an operand, in float64."""
     if mode == "tf32":  # it ignores the last 13 bits

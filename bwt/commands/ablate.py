@@ -2,14 +2,9 @@
 
 import argparse
 import json
-from collections.abc import Sequence
 
-from bwt.commands.geometry import add_arguments as add_geometry_arguments
+from bwt.commands.geometry import add_arguments as add_arguments
 from bwt.geometry import ablate
-
-
-def add_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
-    add_geometry_arguments(parser, argv)
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -5,8 +5,9 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from bwt.models.parts import Embedding, Head, Shape, at, check_choices, option
+from bwt.models.parts import Embedding, Head, Shape, at
 from bwt.models.parts import Model as Base
+from bwt.options import check_choices, option
 
 
 @dataclass(frozen=True)

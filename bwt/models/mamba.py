@@ -16,12 +16,11 @@ from bwt.models.parts import (
     Head,
     Shape,
     at,
-    check_choices,
     depth_gain,
     linear,
-    option,
 )
 from bwt.models.parts import Model as Base
+from bwt.options import check_choices, option
 from bwt.taps import Tapped
 
 STEP_RANGE = (1e-3, 1e-1)  # of the step sizes at the start, spread evenly in their logarithm

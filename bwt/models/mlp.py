@@ -17,11 +17,10 @@ from bwt.models.parts import (
     Head,
     Shape,
     at,
-    check_choices,
     depth_gain,
-    option,
 )
 from bwt.models.parts import Model as Base
+from bwt.options import check_choices, option
 
 
 @dataclass(frozen=True)

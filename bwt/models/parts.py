@@ -1,8 +1,7 @@
 """What the models share: sizes, norms, the input embedding, the head."""
 
-import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,20 +19,6 @@ class Shape(NamedTuple):
     seq_len: int  # features included
     feature_width: int
     num_features: int
-
-
-def option(default: Any, help: str, choices: tuple[str, ...] | None = None) -> Any:
-    """A field of an options dataclass, from which a flag of the `bwt` command is made."""
-    return dataclasses.field(default=default, metadata={"help": help, "choices": choices})
-
-
-def check_choices(options: Any) -> None:
-    for field in dataclasses.fields(options):
-        choices, value = field.metadata.get("choices"), getattr(options, field.name)
-        if choices and value not in choices:
-            raise ValueError(f"{field.name} must be one of {', '.join(choices)}, got {value!r}")
-        if isinstance(value, int) and not isinstance(value, bool) and value < 0:
-            raise ValueError(f"{field.name} must not be negative, got {value}")
 
 
 class _RMSNorm(torch.autograd.Function):

@@ -14,14 +14,13 @@ from bwt.models.parts import (
     Head,
     Shape,
     at,
-    check_choices,
     depth_gain,
     linear,
-    option,
     shift_mix,
     shifted,
 )
 from bwt.models.parts import Model as Base
+from bwt.options import check_choices, option
 from bwt.taps import Tapped
 
 

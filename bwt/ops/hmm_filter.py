@@ -69,12 +69,17 @@ def hmm_filter(
             [0.3597, 0.6403]])
     """
     arguments = (observations, initial, transition, emission)
-    check_shapes(OP, *arguments, lengths)
-    chosen = _dispatch.choose(OP, backend, observations.device)
-    lengths = None if lengths is None else lengths.long()
+    chosen, lengths = prepare(OP, backend, arguments, lengths)
     if chosen == "reference":
         return reference(OP, hmm_filter_reference, HMMFilterOutput, arguments, lengths)
     return HMMFilterOutput(*run(OP, chosen, arguments, lengths))
+
+
+def prepare(op: str, backend: str, arguments: tuple[Tensor, ...], lengths: Tensor | None):
+    """The backend that serves the call, and the lengths as it wants them."""
+    check_shapes(op, *arguments, lengths)
+    chosen = _dispatch.choose(op, backend, arguments[0].device)
+    return chosen, None if lengths is None else lengths.long()
 
 
 def run(op: str, chosen: str, arguments: tuple[Tensor, ...], lengths: Tensor | None):

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from bwt.ops import _dispatch, _library
 from bwt.ops._hmm_filter_torch import hmm_smooth_torch
-from bwt.ops.hmm_filter import check_shapes, reference, run
+from bwt.ops.hmm_filter import prepare, reference, run
 from bwt.reference.hmm_filter import HMMSmoothOutput
 from bwt.reference.hmm_filter import hmm_smooth as hmm_smooth_reference
 
@@ -40,9 +40,7 @@ def hmm_smooth(
             [0.8999, 0.1001]])
     """
     arguments = (observations, initial, transition, emission)
-    check_shapes(OP, *arguments, lengths)
-    chosen = _dispatch.choose(OP, backend, observations.device)
-    lengths = None if lengths is None else lengths.long()
+    chosen, lengths = prepare(OP, backend, arguments, lengths)
     if chosen == "reference":
         return reference(OP, hmm_smooth_reference, HMMSmoothOutput, arguments, lengths)
     filtered, predicted, log_likelihood = run(OP, chosen, arguments, lengths)

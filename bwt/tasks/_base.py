@@ -21,13 +21,6 @@ class Batch(NamedTuple):
     posterior: Tensor | None  # [B, P, O] float32, exact given what was shown up to the position
 
 
-def option(default: Any, help: str, *, minimum=None, maximum=None, choices=None):
-    """A field of a task: its metadata is the help of the command line and the check of the value.
-    minimum belongs to the range, maximum too."""
-    metadata = {"help": help, "minimum": minimum, "maximum": maximum, "choices": choices}
-    return dataclasses.field(default=default, metadata=metadata)
-
-
 @dataclasses.dataclass(frozen=True)
 class Task(abc.ABC):
     """A family of sequences with a known posterior. The fields are the options of the family."""

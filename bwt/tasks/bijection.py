@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from bwt import ops
-from bwt.tasks._base import Batch, Task, memorisation, option, shuffled, uniform
-
-MAX_NOISY_SYMBOLS = 24  # of ops.bijection_posterior
+from bwt.ops.bijection_posterior import MAX_NOISY_SYMBOLS
+from bwt.options import option
+from bwt.tasks._base import Batch, Task, memorisation, shuffled, uniform
 
 
 @dataclasses.dataclass(frozen=True)

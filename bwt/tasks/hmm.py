@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from bwt import ops
-from bwt.tasks._base import Batch, Task, memorisation, option, uniform
+from bwt.options import option
+from bwt.tasks._base import Batch, Task, memorisation, uniform
 
 GRID = 100  # probability tokens are multiples of 1 / GRID
 MEMORIES = (0, 1, 2, 5, 10)

@@ -7,7 +7,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bwt.tasks._base import Batch, Task, memorisation, option, shuffled, uniform
+from bwt.options import option
+from bwt.tasks._base import Batch, Task, memorisation, shuffled, uniform
 
 PAD, STORE, FILLER, QUERY, SEPARATOR = range(5)
 NUM_SPECIALS = 5

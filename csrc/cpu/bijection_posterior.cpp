@@ -14,6 +14,7 @@
 #include <tuple>
 #include <vector>
 
+#include "cpu/pieces.h"
 #include "cpu/tensors.h"
 
 namespace bwt {
@@ -62,10 +63,6 @@ struct StepView {
 };
 
 namespace {
-
-// Sequences are handed out in this many pieces, whatever the number of threads, so that the sum of
-// gradients does not depend on it.
-constexpr int64_t kGradientPieces = 64;
 
 IdView id_view(const Tensor& ids) {
   const bool wide = ids.scalar_type() == ScalarType::Long;

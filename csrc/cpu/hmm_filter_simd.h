@@ -31,15 +31,6 @@ constexpr int64_t kStepsPerSum = 16384;
 
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-template <class T>
-[[gnu::always_inline]] inline bool any(Bits<T> mask) {
-  int64_t words[sizeof(mask) / sizeof(int64_t)];
-  __builtin_memcpy(words, &mask, sizeof mask);
-  int64_t all = 0;
-  for (int64_t word : words) all |= word;
-  return all != 0;
-}
-
 // Lanes of a sum of probabilities that is not 1. NaN is not, either.
 template <class T>
 [[gnu::always_inline]] inline Bits<T> wrong_sum(Vec<T> sum) {

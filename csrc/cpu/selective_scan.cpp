@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "arena.h"
+#include "cpu/pieces.h"
 #include "cpu/tensors.h"
 
 #define BWT_SIMD_FILE "cpu/selective_scan_simd.h"
@@ -17,11 +18,6 @@
 
 namespace bwt {
 namespace {
-
-// The batch is handed out in at most this many pieces, whatever the number of threads, so that sums
-// of gradients do not depend on it; in fewer if their sums would take too much memory.
-constexpr int64_t kGradientPieces = 64;
-constexpr int64_t kGradientBytes = 32 << 20;
 
 // The kernels of a number type behind one name each.
 template <class T>

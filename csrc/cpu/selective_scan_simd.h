@@ -51,15 +51,6 @@ constexpr double kScanLog2e = 1.44269504088896340736;
 constexpr double kScanLn2 = 0.69314718055994530942;
 
 template <class T>
-bool any(Bits<T> mask) {
-  int64_t words[sizeof(mask) / sizeof(int64_t)];
-  __builtin_memcpy(words, &mask, sizeof mask);
-  int64_t all = 0;
-  for (int64_t word : words) all |= word;
-  return all != 0;
-}
-
-template <class T>
 [[gnu::always_inline]] inline Vec<T> absolute(Vec<T> x) {
   return x < T(0) ? -x : x;
 }

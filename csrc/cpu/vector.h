@@ -131,6 +131,16 @@ template <class T>
   return a < b ? b : a;
 }
 
+// Whether any lane of a comparison is true.
+template <class T>
+[[gnu::always_inline]] inline bool any(Bits<T> mask) {
+  int64_t words[sizeof(mask) / sizeof(int64_t)];
+  __builtin_memcpy(words, &mask, sizeof mask);
+  int64_t all = 0;
+  for (int64_t word : words) all |= word;
+  return all != 0;
+}
+
 template <class T, int kDistance, std::size_t... kLane>
 [[gnu::always_inline]] inline Vec<T> rotate(Vec<T> v, std::index_sequence<kLane...>) {
   return __builtin_shufflevector(v, v, (kLane + kDistance) % kLanes<T>...);
