@@ -6,7 +6,6 @@ import pytest
 import torch
 from hmm_triton import (
     DTYPES,
-    MODULE as MODULE,  # read by the fixture `call`
     OUTPUTS,
     OWN,
     PARAMETERS,
@@ -18,6 +17,9 @@ from hmm_triton import (
     compute,
     draw,
     draw_gradients,
+)
+from hmm_triton import (
+    MODULE as MODULE,  # read by the fixture `call`
 )
 
 pytest.importorskip("triton", reason="Triton is not installed")
