@@ -9,8 +9,8 @@ struct LaneBackwardScratch {
   static constexpr int n = kLanes<T>;
 
   LaneBackwardScratch(const HmmModel<T>& model, bool smooth, Arena& arena)
-      : chunk(chunk_steps(model, 4)),
-        parameters(model, chunk, arena),
+      : chunk(chunk_steps(model)),
+        parameters(model, arena),
         filtered(arena.take<T>((chunk + 1) * model.states * n)),
         predicted(arena.take<T>(chunk * model.states * n)),
         grad_filtered(arena.take<T>(chunk * model.states * n)),
@@ -45,7 +45,7 @@ template <class T, int kStates>
     transpose<T>(square);
 #pragma GCC unroll 16
     for (int k = 0; k < n; ++k) {
-      T* row = table + parameters.offsets[k * parameters.offsets_stride + t] + first;
+      T* row = table + parameters.offsets[k * kOffsetsStride + t] + first;
       store(row, load(row) + square[k]);
     }
   }

@@ -7,21 +7,17 @@ namespace {
 template <class T>
 struct LaneForwardScratch {
   LaneForwardScratch(const HmmModel<T>& model, Arena& arena)
-      : chunk(chunk_steps(model, 2)),
-        parameters(model, chunk, arena),
+      : chunk(chunk_steps(model)),
+        parameters(model, arena),
         filtered(arena.take<T>(chunk * model.states * kLanes<T>)),
         predicted(arena.take<T>(chunk * model.states * kLanes<T>)),
-        staged(arena.take<T>(chunk * model.states * kLanes<T> + kLanes<T>)),
-        factors(arena.take<T>(chunk * kLanes<T>)),
-        wide_factors(arena.take<double>(chunk * kLanes<T>)) {}
+        factors(arena.take<T>(chunk * kLanes<T>)) {}
 
   int64_t chunk;
   LaneParameters<T> parameters;
   T* filtered;   // [step, S][lane]
   T* predicted;  // [step, S][lane]
-  T* staged;     // [lane][step, S]
   T* factors;    // [step][lane]: lifted c_t, or 1
-  double* wide_factors;
 };
 
 // What a block carries from step to step. Filtered probabilities are kept without their
@@ -33,15 +29,22 @@ struct LaneState {
   Bits<T> impossible = {};
 };
 
+template <class T, int kCount>
+[[gnu::always_inline]] inline Vec<T> tree_sum(const Vec<T>* x) {
+  if constexpr (kCount == 1)
+    return x[0];
+  else
+    return tree_sum<T, kCount / 2>(x) + tree_sum<T, kCount - kCount / 2>(x + kCount / 2);
+}
+
 // `rows` are those of both outputs that the chunk will be written to. They are fetched into the
-// cache line by line beside the arithmetic, which is a long chain of dependent steps, whereas the
-// stores would have to wait for memory all at once.
+// cache beside the arithmetic, which is a long chain of dependent steps, whereas the stores would
+// have to wait for memory all at once.
 template <class T, int kStates>
 void forward_chunk(const LaneForwardScratch<T>& scratch, const LaneBlock<T>& block, bool ragged,
                    int64_t begin, int64_t end, T* const* rows, LaneState<T, kStates>& carried) {
   constexpr int n = kLanes<T>;
   constexpr int kLineNumbers = 64 / sizeof(T);
-  constexpr int kFetches = (2 * n * kStates + kLineNumbers - 1) / kLineNumbers;
   int64_t fetched = 0;
   const LaneParameters<T> parameters = scratch.parameters;
   LaneState<T, kStates> state = carried;
@@ -72,22 +75,21 @@ void forward_chunk(const LaneForwardScratch<T>& scratch, const LaneBlock<T>& blo
     }
     Vec<T> e[kStates];
     parameters.template emissions<kStates>(t - begin, e);
-#pragma GCC unroll 8
-    for (int i = 0; i < kFetches; ++i, ++fetched) {
-      __builtin_prefetch(rows[fetched % (2 * n)] + fetched / (2 * n) * kLineNumbers, 1);
+    if (fetched <= (t - begin) * kStates) {
+#pragma GCC unroll 32
+      for (int row = 0; row < 2 * n; ++row) __builtin_prefetch(rows[row] + fetched, 1);
+      fetched += kLineNumbers;
     }
-    Vec<T> sum = {};
 #pragma GCC unroll 8
     for (int j = 0; j < kStates; ++j) {
       store(predicted + j * n, p[j]);
       state.joint[j] = p[j] * e[j];
-      sum += state.joint[j];
     }
+    const Vec<T> sum = tree_sum<T, kStates>(state.joint);
     const Bits<T> possible = sum >= std::numeric_limits<T>::min();
     state.impossible |= active & ~possible;
-    const Vec<T> factor = possible ? sum : broadcast(T(1));
-    store(factors + (t - begin) * n, factor);
-    state.inverse = (Vec<T>)((Bits<T>)(T(1) / factor) & possible);
+    store(factors + (t - begin) * n, possible ? sum : broadcast(T(1)));
+    state.inverse = (Vec<T>)((Bits<T>)(T(1) / sum) & possible);
 #pragma GCC unroll 8
     for (int j = 0; j < kStates; ++j) store(filtered + j * n, state.joint[j] * state.inverse);
   }
@@ -111,9 +113,9 @@ void forward_block(const HmmForward<T>& a, int64_t number, LaneForwardScratch<T>
     block.point(a.predicted, size, begin * kStates, rows);
     block.point(a.filtered, size, begin * kStates, rows + n);
     forward_chunk<T, kStates>(scratch, block, ragged, begin, end, rows, state);
-    likelihood.multiply(scratch.factors, end - begin, scratch.wide_factors);
-    stream_rows(scratch.predicted, count, block.lanes, scratch.staged, count, rows);
-    stream_rows(scratch.filtered, count, block.lanes, scratch.staged, count, rows + n);
+    likelihood.multiply(scratch.factors, end - begin);
+    store_rows(scratch.predicted, count, block.lanes, rows);
+    store_rows(scratch.filtered, count, block.lanes, rows + n);
   }
   for (int lane = 0; lane < block.lanes; ++lane) {
     // Steps beyond the length have a factor of 1, which is not lifted.

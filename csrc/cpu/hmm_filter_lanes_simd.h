@@ -5,13 +5,16 @@ namespace bwt {
 namespace BWT_SIMD {
 namespace {
 
-// Bytes of the arrays [step, state, lane] of a chunk, all together.
-constexpr int64_t kChunkBytes = 24 * 1024;
+// Bytes of one of a chunk's arrays [step, state, lane]. There are up to four.
+constexpr int64_t kArrayBytes = 6 * 1024;
+constexpr int64_t kOffsetsStride = kArrayBytes / BWT_SIMD_BYTES;  // steps of a chunk, at most
 
+// Rows of whole vectors, if there are as many steps.
 template <class T>
-int64_t chunk_steps(const HmmModel<T>& model, int arrays) {
-  const int64_t fitting = kChunkBytes / (arrays * model.states * BWT_SIMD_BYTES);
-  return smaller(model.steps > 0 ? model.steps : 1, fitting);
+int64_t chunk_steps(const HmmModel<T>& model) {
+  const int64_t fitting = round_down(kArrayBytes / (model.states * BWT_SIMD_BYTES), kLanes<T>);
+  const int64_t wanted = fitting > 0 ? fitting : kLanes<T>;
+  return smaller(model.steps > 0 ? model.steps : 1, wanted);
 }
 
 // to[i][lane] = rows[lane][i] for i < count. The last vectors overlap those before.
@@ -54,28 +57,6 @@ void store_rows(const T* from, int64_t count, int lanes, T* const* rows) {
   }
 }
 
-// Contiguous numbers in aligned vectors; the first and the last overlap their neighbours.
-template <class T>
-void copy_row(const T* from, int64_t count, T* to) {
-  constexpr int n = kLanes<T>;
-  if (count < n) return store_partial(to, load_partial(from, count), count);
-  const int64_t ahead = n - reinterpret_cast<uintptr_t>(to) % BWT_SIMD_BYTES / sizeof(T);
-  store(to, load(from));
-  int64_t i = ahead;
-  for (; i + n <= count; i += n) store(to + i, load(from + i));
-  store(to + count - n, load(from + count - n));
-}
-
-// store_rows by way of `staged` rows [lane][stride], so that each row goes to memory in sequence.
-template <class T>
-void stream_rows(const T* from, int64_t count, int lanes, T* staged, int64_t stride,
-                 T* const* rows) {
-  T* stage[kLanes<T>];
-  for (int lane = 0; lane < kLanes<T>; ++lane) stage[lane] = staged + lane * stride;
-  store_rows(from, count, kLanes<T>, stage);
-  for (int lane = 0; lane < lanes; ++lane) copy_row(stage[lane], count, rows[lane]);
-}
-
 // The product of many numbers in double for each lane, as mantissa and exponent.
 template <class T>
 class LogProduct {
@@ -85,31 +66,13 @@ class LogProduct {
   LogProduct() {
     for (int part = 0; part < kParts; ++part) mantissa_[part] = broadcast(1.0);
   }
-  // Multiplies by factors [count][lane], positive normal numbers; wide has room for as many.
-  void multiply(const T* factors, int64_t count, double* wide) {
-    // GCC converts the lanes of one vector by way of memory, but not those of an array.
-    for (int64_t i = 0; i < count * n; ++i) wide[i] = factors[i];
-    typedef uint64_t Unsigned __attribute__((vector_size(BWT_SIMD_BYTES)));
-    Vec<double> mantissa[kParts];
-    Bits<double> exponent[kParts];
-#pragma GCC unroll 2
-    for (int part = 0; part < kParts; ++part) {
-      mantissa[part] = mantissa_[part];
-      exponent[part] = exponent_[part] - count * kBias;
-    }
-    for (int64_t t = 0; t < count; ++t) {
-#pragma GCC unroll 2
-      for (int part = 0; part < kParts; ++part) {
-        const Vec<double> x = load(wide + t * n + part * kLanes<double>);
-        const Bits<double> product = (Bits<double>)(mantissa[part] * x);
-        exponent[part] += (Bits<double>)((Unsigned)product >> kShift);
-        mantissa[part] = (Vec<double>)((product & kMantissa) | VectorTraits<double>::kOneBits);
-      }
-    }
-#pragma GCC unroll 2
-    for (int part = 0; part < kParts; ++part) {
-      mantissa_[part] = mantissa[part];
-      exponent_[part] = exponent[part];
+  // Multiplies by factors [count][lane], positive normal numbers.
+  void multiply(const T* factors, int64_t count) {
+    const int64_t grouped = round_down(count, kGroup);
+    for (int part = 0; part < kParts; ++part, factors += kLanes<double>) {
+      int64_t t = 0;
+      for (; t < grouped; t += kGroup) absorb<kGroup>(part, factors + t * n);
+      for (; t < count; ++t) absorb<1>(part, factors + t * n);
     }
   }
   // The log, of a lane of whose factors `lifted` were lifted.
@@ -121,9 +84,27 @@ class LogProduct {
 
  private:
   static constexpr int kParts = sizeof(double) / sizeof(T);
+  // So many factors can neither over- nor underflow a double.
+  static constexpr int kGroup = sizeof(T) < sizeof(double) ? 4 : 1;
   static constexpr int kShift = VectorTraits<double>::kMantissaBits;
   static constexpr int64_t kMantissa = (int64_t{1} << kShift) - 1;
   static constexpr int64_t kBias = 1023;
+
+  template <int kFactors>
+  [[gnu::always_inline]] void absorb(int part, const T* factors) {
+    typedef T Narrow __attribute__((vector_size(kLanes<double> * sizeof(T))));
+    typedef uint64_t Unsigned __attribute__((vector_size(BWT_SIMD_BYTES)));
+    Vec<double> product = mantissa_[part];
+#pragma GCC unroll 4
+    for (int i = 0; i < kFactors; ++i) {
+      Narrow x;
+      __builtin_memcpy(&x, factors + i * n, sizeof x);
+      product *= __builtin_convertvector(x, Vec<double>);
+    }
+    exponent_[part] += (Bits<double>)((Unsigned)product >> kShift) - kBias;
+    mantissa_[part] =
+        (Vec<double>)(((Bits<double>)product & kMantissa) | VectorTraits<double>::kOneBits);
+  }
 
   Vec<double> mantissa_[kParts];
   Bits<double> exponent_[kParts] = {};
@@ -180,13 +161,12 @@ template <class T>
 struct LaneParameters {
   static constexpr int n = kLanes<T>;
 
-  LaneParameters(const HmmModel<T>& model, int64_t chunk, Arena& arena)
+  LaneParameters(const HmmModel<T>& model, Arena& arena)
       : initial(arena.take<T>(model.states * n)),
         transition(arena.take<T>(model.states * model.states * n)),
         table(arena.take<T>(table_size(model) * (model.own_emission ? n : 1))),
         emission(model.own_emission ? arena.take<T>(model.states * model.symbols * n) : nullptr),
-        offsets(arena.take<int32_t>(chunk * n)),
-        offsets_stride(chunk) {}
+        offsets(arena.take<int32_t>(kOffsetsStride * n)) {}
 
   void load_shared(const HmmModel<T>& m) {
     const int64_t S = m.states;
@@ -226,7 +206,7 @@ struct LaneParameters {
   void find_rows(const HmmModel<T>& m, LaneBlock<T>& block, int64_t begin, int64_t end) {
     for (int lane = 0; lane < n; ++lane) {
       const int32_t base = m.own_emission ? int32_t(lane * table_size(m)) : 0;
-      int32_t* to = offsets + lane * offsets_stride;
+      int32_t* to = offsets + lane * kOffsetsStride;
       const int64_t seen = block.length[lane] - begin;
       const int64_t count = seen < 0 ? 0 : smaller(seen, end - begin);
       if (!table_offsets(m, block.sequence[lane], begin, count, base, to)) block.wrong[lane] = -1;
@@ -242,7 +222,7 @@ struct LaneParameters {
       Vec<T> square[n];
 #pragma GCC unroll 16
       for (int k = 0; k < n; ++k) {
-        square[k] = load(table + offsets[k * offsets_stride + t] + first);
+        square[k] = load(table + offsets[k * kOffsetsStride + t] + first);
       }
       transpose<T>(square);
 #pragma GCC unroll 16
@@ -252,12 +232,11 @@ struct LaneParameters {
     }
   }
 
-  T* initial;     // [S][lane]
-  T* transition;  // [S,S][lane]
-  T* table;       // [lane][V + 1][padded S], or one for all
-  T* emission;    // [S,V][lane]
-  int32_t* offsets;
-  int64_t offsets_stride;
+  T* initial;        // [S][lane]
+  T* transition;     // [S,S][lane]
+  T* table;          // [lane][V + 1][padded S], or one for all
+  T* emission;       // [S,V][lane]
+  int32_t* offsets;  // [lane][kOffsetsStride]: table rows of a chunk
   bool shared_wrong = false;
 
  private:

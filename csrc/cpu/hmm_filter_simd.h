@@ -55,29 +55,53 @@ bool are_distributions(const T* rows, int64_t count, int64_t length) {
   return true;
 }
 
+using Words = Bits<float>;
+constexpr int kWords = kLanes<float>;
+
+// kWords consecutive ids as 32-bit numbers. Sets lanes of `lost` whose number does not fit.
+[[gnu::always_inline]] inline Words load_ids(const int32_t* ids, Words&) {
+  Words words;
+  __builtin_memcpy(&words, ids, sizeof words);
+  return words;
+}
+template <std::size_t... kLane>
+[[gnu::always_inline]] inline Words load_ids(const int64_t* ids, Words& lost,
+                                             std::index_sequence<kLane...>) {
+  const Words a = load_ids(reinterpret_cast<const int32_t*>(ids), lost);
+  const Words b = load_ids(reinterpret_cast<const int32_t*>(ids) + kWords, lost);
+  const Words low = __builtin_shufflevector(a, b, 2 * kLane...);
+  lost |= __builtin_shufflevector(a, b, (2 * kLane + 1)...) ^ (low >> 31);
+  return low;
+}
+[[gnu::always_inline]] inline Words load_ids(const int64_t* ids, Words& lost) {
+  return load_ids(ids, lost, std::make_index_sequence<kWords>());
+}
+
 // Table rows of some observations of one sequence, as offsets: (y + 1) * unit + base. Returns false
 // if one is out of range; it counts as missing.
 template <class Id>
 bool table_offsets(const Id* ids, int64_t stride, int64_t count, int64_t symbols, int32_t unit,
                    int32_t base, int32_t* offsets) {
+  typedef uint32_t Unsigned __attribute__((vector_size(BWT_SIMD_BYTES)));
   const uint64_t limit = symbols;
-  uint64_t wrong = 0;
-  if (stride == 1) {  // a loop of its own, to be vectorised
-    for (int64_t t = 0; t < count; ++t) {
-      const uint64_t row = uint64_t(int64_t(ids[t])) + 1;
-      const bool outside = row > limit;
-      wrong |= outside;
-      offsets[t] = int32_t(outside ? 0 : row) * unit + base;
-    }
-    return !wrong;
-  }
-  for (int64_t t = 0; t < count; ++t) {
-    const uint64_t row = uint64_t(int64_t(ids[t * stride])) + 1;
-    const bool outside = row > limit;
+  Words wrong{};
+  const bool vectors = stride == 1 && count >= kWords;
+  for (int64_t next = 0; vectors && next < count; next += kWords) {
+    const int64_t t = smaller(next, count - kWords);  // the last overlaps that before
+    Words lost{};
+    const Words row = load_ids(ids + t, lost) + 1;
+    const Words outside = (lost != 0) | ((Unsigned)row > uint32_t(limit));
     wrong |= outside;
-    offsets[t] = int32_t(outside ? 0 : row) * unit + base;
+    const Words offset = (row & ~outside) * unit + base;
+    __builtin_memcpy(offsets + t, &offset, sizeof offset);
   }
-  return !wrong;
+  bool right = !any<float>(wrong);
+  for (int64_t t = vectors ? count : 0; t < count; ++t) {
+    const uint64_t row = uint64_t(int64_t(ids[t * stride])) + 1;
+    right &= row <= limit;
+    offsets[t] = int32_t(row <= limit ? row : 0) * unit + base;
+  }
+  return right;
 }
 
 template <class T>

@@ -4,7 +4,42 @@ namespace bwt {
 namespace BWT_SIMD {
 namespace {
 
-constexpr int64_t kGroupChunk = 64;  // steps whose adjoints are kept for the product with filtered
+// Steps that are worked off together: as many as the L2 cache holds of up to five arrays.
+constexpr int64_t kGroupArrayBytes = 48 * 1024;
+template <class T>
+int64_t group_steps(const HmmModel<T>& model) {
+  const int64_t step_bytes = group_size(model) * padded_states(model) * sizeof(T);
+  const int64_t fitting = kGroupArrayBytes / step_bytes;
+  return fitting < 8 ? 8 : smaller(fitting, 64);
+}
+
+// Numbers of the steps of a chunk, [row, step, padded S]. What lies in memory is copied, sequence
+// by sequence: step by step, the rows of a group and its arrays are a power of two apart for some
+// sizes, and would then push each other out of the caches.
+template <class T>
+class GroupChunk {
+ public:
+  GroupChunk(int64_t rows, int64_t steps, int64_t stride, Arena& arena)
+      : steps_(steps),
+        stride_(stride),
+        numbers_(arena.take<T>(rows * steps * stride)) {}
+
+  T* at(int64_t row, int64_t step) const { return numbers_ + (row * steps_ + step) * stride_; }
+
+  void read(int64_t row, int64_t step, const T* from, int64_t count, int64_t states) const {
+    T* to = at(row, step);
+    for (const T* end = from + count * states; from < end; from += states, to += stride_) {
+      for (int64_t i = 0; i < states; i += kLanes<T>) {
+        store(to + i, load_at_most(from + i, states - i));
+      }
+    }
+  }
+
+ private:
+  int64_t steps_;
+  int64_t stride_;
+  T* numbers_;
+};
 
 template <class T>
 struct GroupBackwardScratch {
@@ -13,9 +48,13 @@ struct GroupBackwardScratch {
         tables(model, arena),
         stride(transition.stride()),
         group(group_size(model)),
-        adjoint(arena.take<T>(group * kGroupChunk * stride)),
+        chunk(group_steps(model)),
+        filtered(group, chunk + 1, stride, arena),
+        predicted(group, chunk, stride, arena),
+        grad_filtered(group, chunk, stride, arena),
+        adjoint(group, chunk, stride, arena),
         later(arena.take<T>(group * stride)),
-        offsets(arena.take<int32_t>(group * kGroupChunk)) {
+        offsets(arena.take<int32_t>(group * chunk)) {
     if (smooth) return;
     grad_transition = arena.take<T>(model.states * stride * (model.own_transition ? group : 1));
     grad_tables = arena.take<T>(table_size(model) * (model.own_emission ? group : 1));
@@ -30,7 +69,11 @@ struct GroupBackwardScratch {
   GroupTables<T> tables;
   int64_t stride;
   int64_t group;
-  T* adjoint;                    // [row, step of the chunk, padded S]: predicted'
+  int64_t chunk;
+  GroupChunk<T> filtered;  // step 0 is that before the chunk
+  GroupChunk<T> predicted;
+  GroupChunk<T> grad_filtered;
+  GroupChunk<T> adjoint;         // grad_predicted, then the adjoint of predicted
   T* later;                      // [row, padded S]: A predicted'_{t+1}
   int32_t* offsets;              // [row, step of the chunk]
   T* grad_transition = nullptr;  // [S, padded S], for each row or for all
@@ -43,50 +86,60 @@ struct BackwardRow {
   int64_t length;
 };
 
-// One step of one sequence.
+// The numbers of one step of one sequence.
+template <class T>
+struct BackwardStep {
+  const T* filtered;
+  const T* predicted;
+  const T* grad_filtered;  // or null
+  const T* emission;
+  T* later;
+  T* adjoint;
+  T* grad_emission;
+  T* smoothed;
+  T grad_log;
+  bool last;           // of its sequence
+  bool has_predicted;  // whether `adjoint` holds a gradient of predicted
+};
+
 template <class T, bool kSmooth>
-void backward_step(const HmmBackward<T>& a, const BackwardRow& row, int64_t t, const T* emission,
-                   T* later, T* adjoint, T* grad_emission) {
+void backward_step(const BackwardStep<T>& step, int64_t states) {
   constexpr int n = kLanes<T>;
-  const int64_t S = a.model.states, at = (row.sequence * a.model.steps + t) * S;
-  const T* predicted = a.predicted + at;
-  const T* filtered = a.filtered + at;
-  const bool last = t + 1 == row.length;
+  const BackwardStep<T> x = step;  // a copy, which stores to the arrays cannot change
   Vec<T> sums = {}, means = {};
-  for (int64_t i = 0; i < S; i += n) {
-    Vec<T> f = last ? broadcast(T(kSmooth ? 1 : 0)) : load(later + i);
-    if (!kSmooth && a.grad_filtered) f += load_at_most(a.grad_filtered + at + i, S - i);
-    store(later + i, f);
-    sums = load_at_most(predicted + i, S - i) * load(emission + i) + sums;
-    means = f * load_at_most(filtered + i, S - i) + means;
+  for (int64_t i = 0; i < states; i += n) {
+    Vec<T> f = x.last ? broadcast(T(kSmooth ? 1 : 0)) : load(x.later + i);
+    if (!kSmooth && x.grad_filtered) f += load(x.grad_filtered + i);
+    store(x.later + i, f);
+    sums = load(x.predicted + i) * load(x.emission + i) + sums;
+    means = f * load(x.filtered + i) + means;
   }
   const T sum = sum_lanes<T>(sums)[0], mean = sum_lanes<T>(means)[0];
   const bool possible = sum >= std::numeric_limits<T>::min();
-  const T inverse = possible ? 1 / sum : 0, scale = mean > 0 ? 1 / mean : T(1);
-  const T grad_log = a.grad_log_likelihood ? a.grad_log_likelihood[row.sequence] : T(0);
-  for (int64_t i = 0; i < S; i += n) {
-    const Vec<T> p = load_at_most(predicted + i, S - i);
-    const Vec<T> w = kSmooth ? load(later + i) * scale : load(later + i) - mean + grad_log;
-    Vec<T> x = w * (load(emission + i) * inverse);
+  const T inverse = possible ? 1 / sum : 0, scale = kSmooth && mean > 0 ? 1 / mean : T(1);
+  for (int64_t i = 0; i < states; i += n) {
+    const Vec<T> p = load(x.predicted + i);
+    const Vec<T> w = kSmooth ? load(x.later + i) * scale : load(x.later + i) - mean + x.grad_log;
+    Vec<T> adjoint = w * (load(x.emission + i) * inverse);
     if (kSmooth) {
-      store_at_most(a.smoothed + at + i, p * x, S - i);
+      store_at_most(x.smoothed + i, p * adjoint, states - i);
     } else {
-      store(grad_emission + i, load(grad_emission + i) + w * (p * kHmmLift<T> * inverse));
-      if (a.grad_predicted) x += load_at_most(a.grad_predicted + at + i, S - i);
+      store(x.grad_emission + i, load(x.grad_emission + i) + w * (p * kHmmLift<T> * inverse));
+      if (x.has_predicted) adjoint += load(x.adjoint + i);
     }
-    store(adjoint + i, x);
+    store(x.adjoint + i, adjoint);
   }
 }
 
 // grad_transition += filtered_{t-1}^T predicted'_t, summed over steps.
 template <class T>
-void add_transitions(const T* filtered, int64_t states, const T* adjoint, int64_t stride,
+void add_transitions(const T* filtered, const T* adjoint, int64_t stride, int64_t states,
                      int64_t steps, T* gradient) {
   for (int64_t i = 0; i < states; i += kTileRows) {
     const int64_t rows = smaller(states - i, kTileRows);
     for (int64_t j = 0; j < states; j += kTileVectors * kLanes<T>) {
       const Product<T> p{
-          filtered + i, states, adjoint + j, stride, 0, steps, gradient + i * stride + j, stride};
+          filtered + i, stride, adjoint + j, stride, 0, steps, gradient + i * stride + j, stride};
       if (states - j > kLanes<T>) {
         multiply_rows<T, Left::kTransposed, false, true, kTileRows, kTileVectors>(rows, p);
       } else {
@@ -115,40 +168,71 @@ void flush_shared(const HmmModel<T>& m, const HmmSharedGradients& shared,
   clear(scratch.grad_transition, S * scratch.stride);
 }
 
+// Copies what a chunk of a sequence needs.
+template <class T>
+void read_chunk(const HmmBackward<T>& a, const BackwardRow& row, int64_t r, int64_t begin,
+                int64_t steps, GroupBackwardScratch<T>& scratch) {
+  const HmmModel<T>& m = a.model;
+  const int64_t S = m.states, at = (row.sequence * m.steps + begin) * S;
+  table_offsets(m, row.sequence, begin, steps, 0, scratch.offsets + r * scratch.chunk);
+  const int64_t before = begin > 0 ? 1 : 0;
+  scratch.filtered.read(r, 1 - before, a.filtered + at - before * S, steps + before, S);
+  scratch.predicted.read(r, 0, a.predicted + at, steps, S);
+  if (a.grad_filtered) scratch.grad_filtered.read(r, 0, a.grad_filtered + at, steps, S);
+  if (a.grad_predicted) scratch.adjoint.read(r, 0, a.grad_predicted + at, steps, S);
+}
+
+template <class T, bool kSmooth>
+void backward_step(const HmmBackward<T>& a, const BackwardRow& row, int64_t r, int64_t begin,
+                   int64_t t, GroupBackwardScratch<T>& scratch) {
+  const HmmModel<T>& m = a.model;
+  const int32_t offset = scratch.offsets[r * scratch.chunk + t];
+  BackwardStep<T> step{};
+  step.filtered = scratch.filtered.at(r, t + 1);
+  step.predicted = scratch.predicted.at(r, t);
+  if (a.grad_filtered) step.grad_filtered = scratch.grad_filtered.at(r, t);
+  step.emission = scratch.tables.of(r) + offset;
+  step.later = scratch.later + r * scratch.stride;
+  step.adjoint = scratch.adjoint.at(r, t);
+  if (kSmooth) {
+    step.smoothed = a.smoothed + (row.sequence * m.steps + begin + t) * m.states;
+  } else {
+    step.grad_emission = scratch.grad_table_of(r) + offset;
+  }
+  if (a.grad_log_likelihood) step.grad_log = a.grad_log_likelihood[row.sequence];
+  step.last = begin + t + 1 == row.length;
+  step.has_predicted = a.grad_predicted != nullptr;
+  backward_step<T, kSmooth>(step, m.states);
+}
+
 // The chunk that begins at a step, of all sequences of a group.
 template <class T, bool kSmooth>
 void backward_chunk(const HmmBackward<T>& a, const BackwardRow* rows, int64_t count, int64_t begin,
                     GroupBackwardScratch<T>& scratch) {
-  const HmmModel<T>& m = a.model;
-  const int64_t S = m.states, stride = scratch.stride, row_size = kGroupChunk * stride;
+  const int64_t S = a.model.states, stride = scratch.stride;
   int64_t most = 0;
   for (int64_t r = 0; r < count; ++r) {
-    const int64_t seen = smaller(rows[r].length - begin, kGroupChunk);
-    if (seen <= 0) continue;
-    table_offsets(m, rows[r].sequence, begin, seen, 0, scratch.offsets + r * kGroupChunk);
+    const int64_t seen = smaller(rows[r].length - begin, scratch.chunk);
+    if (seen > 0) read_chunk(a, rows[r], r, begin, seen, scratch);
     most = seen > most ? seen : most;
   }
   for (int64_t t = most - 1; t >= 0; --t) {
     for (int64_t r = 0; r < count; ++r) {
-      T* adjoint = scratch.adjoint + r * row_size + t * stride;
-      if (begin + t >= rows[r].length) {
-        clear(adjoint, stride);
-        continue;
+      if (begin + t < rows[r].length) {
+        backward_step<T, kSmooth>(a, rows[r], r, begin, t, scratch);
+      } else {
+        clear(scratch.adjoint.at(r, t), stride);
       }
-      const int32_t offset = scratch.offsets[r * kGroupChunk + t];
-      backward_step<T, kSmooth>(a, rows[r], begin + t, scratch.tables.of(r) + offset,
-                                scratch.later + r * stride, adjoint,
-                                kSmooth ? nullptr : scratch.grad_table_of(r) + offset);
     }
-    scratch.transition.multiply(count, scratch.adjoint + t * stride, row_size, scratch.later);
+    scratch.transition.multiply(count, scratch.adjoint.at(0, t), scratch.chunk * stride,
+                                scratch.later);
   }
   if (kSmooth) return;
+  const int64_t from = begin == 0 ? 1 : 0;  // the first step comes after none
   for (int64_t r = 0; r < count; ++r) {
-    const int64_t from = begin == 0 ? 1 : 0;
-    const int64_t steps = smaller(rows[r].length - begin, kGroupChunk) - from;
+    const int64_t steps = smaller(rows[r].length - begin, scratch.chunk) - from;
     if (steps <= 0) continue;
-    add_transitions(a.filtered + (rows[r].sequence * m.steps + begin + from - 1) * S, S,
-                    scratch.adjoint + r * row_size + from * stride, stride, steps,
+    add_transitions(scratch.filtered.at(r, from), scratch.adjoint.at(r, from), stride, S, steps,
                     scratch.grad_transition_of(r));
   }
 }
@@ -158,7 +242,7 @@ void write_gradients(const HmmBackward<T>& a, const BackwardRow& row, int64_t r,
                      const HmmSharedGradients& shared, GroupBackwardScratch<T>& scratch) {
   const HmmModel<T>& m = a.model;
   const int64_t S = m.states;
-  const T* first = scratch.adjoint + r * kGroupChunk * scratch.stride;
+  const T* first = scratch.adjoint.at(r, 0);
   for (int64_t j = 0; j < S; ++j) {
     const T x = row.length > 0 ? first[j] : T(0);
     if (m.own_initial) {
@@ -203,10 +287,10 @@ void backward_group(const HmmBackward<T>& a, int64_t first, int64_t count,
     if (m.own_emission) clear(scratch.grad_table_of(r), table_size(m));
   }
   clear(scratch.later, count * scratch.stride);
-  for (int64_t begin = round_down(longest - 1, kGroupChunk); begin >= 0 && longest > 0;
-       begin -= kGroupChunk) {
+  for (int64_t begin = round_down(longest - 1, scratch.chunk); begin >= 0 && longest > 0;
+       begin -= scratch.chunk) {
     backward_chunk<T, kSmooth>(a, rows, count, begin, scratch);
-    scratch.summed_steps += count * kGroupChunk;
+    scratch.summed_steps += count * scratch.chunk;
     if (!kSmooth && scratch.summed_steps >= kStepsPerSum) flush_shared(m, shared, scratch);
   }
   if (kSmooth) return;

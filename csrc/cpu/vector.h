@@ -141,9 +141,15 @@ template <class T>
   return all != 0;
 }
 
+// 16 bytes, within which shuffles are cheapest.
+template <class T>
+constexpr int kSegment = 16 / sizeof(T);
+
+// By whole segments, or within them.
 template <class T, int kDistance, std::size_t... kLane>
 [[gnu::always_inline]] inline Vec<T> rotate(Vec<T> v, std::index_sequence<kLane...>) {
-  return __builtin_shufflevector(v, v, (kLane + kDistance) % kLanes<T>...);
+  constexpr int m = kDistance < kSegment<T> ? kSegment<T> : kLanes<T>;
+  return __builtin_shufflevector(v, v, (kLane / m * m + (kLane + kDistance) % m)...);
 }
 
 // The sum and the largest of all lanes, in every lane.
@@ -173,15 +179,52 @@ template <class T, int kBlock, std::size_t... kLane>
   b = high;
 }
 
-// Transposes a square of kLanes rows: swaps its off-diagonal quarters, then those of the quarters.
+// Lanes of a and b by turns: those of the lower or the upper halves of their segments, `kGroup`
+// together.
+template <class T, int kGroup, bool kUpper, std::size_t... kLane>
+[[gnu::always_inline]] inline Vec<T> interleave(Vec<T> a, Vec<T> b, std::index_sequence<kLane...>) {
+  constexpr int m = kSegment<T>;
+  return __builtin_shufflevector(
+      a, b,
+      (kLane / m * m + kUpper * m / 2 + kLane % m / (2 * kGroup) * kGroup + kLane % kGroup +
+       (kLane / kGroup % 2) * kLanes<T>)...);
+}
+
+// rows[i] of each segment = the segment's column i, for as many rows as a segment has lanes.
+template <class T>
+[[gnu::always_inline]] inline void transpose_segments(Vec<T>* rows) {
+  constexpr auto lanes = std::make_index_sequence<kLanes<T>>();
+  if constexpr (kSegment<T> == 2) {
+    const Vec<T> first = interleave<T, 1, false>(rows[0], rows[1], lanes);
+    rows[1] = interleave<T, 1, true>(rows[0], rows[1], lanes);
+    rows[0] = first;
+  } else {
+    const Vec<T> low[] = {interleave<T, 1, false>(rows[0], rows[1], lanes),
+                          interleave<T, 1, false>(rows[2], rows[3], lanes)};
+    const Vec<T> high[] = {interleave<T, 1, true>(rows[0], rows[1], lanes),
+                           interleave<T, 1, true>(rows[2], rows[3], lanes)};
+    rows[0] = interleave<T, 2, false>(low[0], low[1], lanes);
+    rows[1] = interleave<T, 2, true>(low[0], low[1], lanes);
+    rows[2] = interleave<T, 2, false>(high[0], high[1], lanes);
+    rows[3] = interleave<T, 2, true>(high[0], high[1], lanes);
+  }
+}
+
+// Transposes a square of kLanes rows: swaps its off-diagonal quarters, then those of the quarters,
+// down to segments.
 template <class T, int kBlock = kLanes<T> / 2>
 [[gnu::always_inline]] inline void transpose(Vec<T>* rows) {
+  if constexpr (kBlock >= kSegment<T>) {
 #pragma GCC unroll 16
-  for (int i = 0; i < kLanes<T>; ++i) {
-    if (i & kBlock) continue;
-    swap_blocks<T, kBlock>(rows[i], rows[i + kBlock], std::make_index_sequence<kLanes<T>>());
+    for (int i = 0; i < kLanes<T>; ++i) {
+      if (i & kBlock) continue;
+      swap_blocks<T, kBlock>(rows[i], rows[i + kBlock], std::make_index_sequence<kLanes<T>>());
+    }
+    transpose<T, kBlock / 2>(rows);
+  } else {
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes<T>; i += kSegment<T>) transpose_segments<T>(rows + i);
   }
-  if constexpr (kBlock > 1) transpose<T, kBlock / 2>(rows);
 }
 
 // exp(x) for kExpFloor < x < 88 within 2 units in the last place, 0 at and below kExpFloor.
