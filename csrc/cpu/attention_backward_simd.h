@@ -38,9 +38,9 @@ bool needs_scores(const AttentionBackward<T>& a) {
 
 template <class T>
 void get_weights(const AttentionBackward<T>& a, const Block& block, int64_t pair,
-                 const BackwardScratch<T>& scratch) {
+                 const BackwardScratch<T>& scratch, Fetch& fetch) {
   if (needs_scores(a)) {
-    multiply_over_dim(block, a.q.at(pair, a.shape.heads, block.first), a.q.time_stride,
+    multiply_over_dim(fetch, block, a.q.at(pair, a.shape.heads, block.first), a.q.time_stride,
                       scratch.keys_transposed, scratch.grad, scratch.stride, false);
     softmax<T>(block, scratch.grad, scratch.weights, scratch.stride, nullptr, scratch.sums);
     return;
@@ -135,36 +135,33 @@ void softmax_grad(const AttentionBackward<T>& a, const Block& block, int64_t pai
 
 template <class T>
 void backward_block(const AttentionBackward<T>& a, const Block& block, int64_t pair,
-                    const BackwardScratch<T>& scratch) {
+                    const BackwardScratch<T>& scratch, Fetch& fetch) {
   const int64_t heads = a.shape.heads;
   const int64_t dim = a.shape.dim;
   // The last block comes first, and it sees all keys; the others add to grad_k and grad_v.
   const bool accumulate = block.first + block.rows < a.shape.queries;
   const bool started = a.grad_weights || a.grad_entropy || !a.grad_out.data;
-  prefetch_next(a.k, a.shape.keys, block, pair);
-  get_weights(a, block, pair, scratch);
+  get_weights(a, block, pair, scratch, fetch);
   if (started) start_grad(a, block, pair, scratch);
   if (a.grad_out.data) {
     const T* grad_out = a.grad_out.at(pair, heads, block.first);
-    multiply_over_dim(block, grad_out, a.grad_out.time_stride, scratch.values_transposed,
+    multiply_over_dim(fetch, block, grad_out, a.grad_out.time_stride, scratch.values_transposed,
                       scratch.grad, scratch.stride, started);
-    prefetch_next(a.v, a.shape.keys, block, pair);
     pack(grad_out, a.grad_out.time_stride, block.rows, dim, scratch.grad_out);
-    multiply_over_queries(block, scratch.weights, scratch.stride, scratch.grad_out,
+    multiply_over_queries(fetch, block, scratch.weights, scratch.stride, scratch.grad_out,
                           a.grad_v.at(pair, heads, 0), a.grad_v.time_stride, accumulate);
-    prefetch_next(a.grad_out, a.shape.queries, block, pair);
   }
   softmax_grad(a, block, pair, scratch);
-  multiply_over_keys(block, scratch.grad, scratch.stride, scratch.keys,
+  multiply_over_keys(fetch, block, scratch.grad, scratch.stride, scratch.keys,
                      a.grad_q.at(pair, heads, block.first), a.grad_q.time_stride);
-  prefetch_next(a.q, a.shape.queries, block, pair);
   pack(a.q.at(pair, heads, block.first), a.q.time_stride, block.rows, dim, scratch.queries);
-  multiply_over_queries(block, scratch.grad, scratch.stride, scratch.queries,
+  multiply_over_queries(fetch, block, scratch.grad, scratch.stride, scratch.queries,
                         a.grad_k.at(pair, heads, 0), a.grad_k.time_stride, accumulate);
 }
 
 template <class T>
-void backward_pair(const AttentionBackward<T>& a, int64_t pair, const BackwardScratch<T>& scratch) {
+void backward_pair(const AttentionBackward<T>& a, int64_t pair, const BackwardScratch<T>& scratch,
+                   Fetch& fetch) {
   const AttentionShape& shape = a.shape;
   const T* k = a.k.at(pair, shape.heads, 0);
   pack(k, a.k.time_stride, shape.keys, shape.dim, scratch.keys);
@@ -181,15 +178,34 @@ void backward_pair(const AttentionBackward<T>& a, int64_t pair, const BackwardSc
   }
   const int64_t last = round_down(shape.queries - 1, scratch.rows);
   for (int64_t first = last; first >= 0; first -= scratch.rows) {
-    backward_block(a, Block(shape, first, scratch.rows), pair, scratch);
+    backward_block(a, Block(shape, first, scratch.rows), pair, scratch, fetch);
   }
+}
+
+template <class T>
+void fetch_pair(const AttentionBackward<T>& a, int64_t pair, Fetch& fetch) {
+  const auto& [batch, heads, queries, keys, dim, causal] = a.shape;
+  fetch.add(a.k.at(pair, heads, 0), a.k.time_stride, keys, dim);
+  fetch.add(a.v.at(pair, heads, 0), a.v.time_stride, keys, dim);
+  if (a.weights) fetch.add(a.weights + pair * queries * keys, keys, queries, keys);
+  if (a.grad_out.data) {
+    fetch.add(a.grad_out.at(pair, heads, 0), a.grad_out.time_stride, queries, dim);
+  }
+  fetch.add(a.q.at(pair, heads, 0), a.q.time_stride, queries, dim);
+  fetch.add(a.grad_v.at(pair, heads, 0), a.grad_v.time_stride, keys, dim);
+  fetch.add(a.grad_q.at(pair, heads, 0), a.grad_q.time_stride, queries, dim);
+  fetch.add(a.grad_k.at(pair, heads, 0), a.grad_k.time_stride, keys, dim);
 }
 
 template <class T>
 void backward(const AttentionBackward<T>& a, int64_t begin, int64_t end, void* memory) {
   Arena arena(memory);
   const BackwardScratch<T> scratch(a.shape, arena);
-  for (int64_t pair = begin; pair < end; ++pair) backward_pair(a, pair, scratch);
+  for (int64_t pair = begin; pair < end; ++pair) {
+    Fetch fetch;
+    if (pair + 1 < end) fetch_pair(a, pair + 1, fetch);
+    backward_pair(a, pair, scratch, fetch);
+  }
 }
 
 }  // namespace

@@ -75,17 +75,29 @@ void exponentials(T* scores, T* to, int64_t stride, int64_t keys, int64_t more,
   }
 }
 
-// to[0, columns) = factor * from[0, filled), then zeros; filled is a whole number of vectors.
+// to[0, columns) = factor * from[0, filled), then zeros; filled is a whole number of vectors. The
+// last vector overlaps the one before it if the columns are not a whole number of vectors.
 template <class T>
 void write_row(const T* from, int64_t filled, T factor, T* to, int64_t columns) {
   constexpr int n = kLanes<T>;
-  const int64_t whole = round_down(columns, n);
+  const int64_t last = columns - n;
+  if (last < 0) return store_partial(to, filled > 0 ? load(from) * factor : Vec<T>{}, columns);
+  if (filled < columns) store(to + last, Vec<T>{});  // before the values that it overlaps
   int64_t i = 0;
-  for (; i < (filled < whole ? filled : whole); i += n) store(to + i, load(from + i) * factor);
-  for (; i < whole; i += n) store(to + i, Vec<T>{});
-  if (i < columns) {
-    store_partial(to + i, i < filled ? load(from + i) * factor : Vec<T>{}, columns - i);
+  for (; i < filled && i <= last; i += n) store(to + i, load(from + i) * factor);
+  if (i < filled) store(to + last, load(from + last) * factor);
+  for (; i < last; i += n) store(to + i, Vec<T>{});
+}
+
+template <class T, int kRows = kTileRows>
+void exponentials(int64_t rows, T* scores, T* to, int64_t stride, int64_t keys, int64_t more,
+                  const RowSums<T>& sums, int64_t first) {
+  if constexpr (kRows > 1) {
+    if (rows < kRows) {
+      return exponentials<T, kRows - 1>(rows, scores, to, stride, keys, more, sums, first);
+    }
   }
+  exponentials<T, kRows>(scores, to, stride, keys, more, sums, first);
 }
 
 // The softmax of a block of scores as padded weights of the same stride, maybe in place, or as
@@ -96,15 +108,8 @@ void softmax(const Block& block, T* scores, T* weights, int64_t stride, T* captu
   for (int64_t row = 0; row < block.rows; row += kTileRows) {
     const int64_t end = block.tile_end(row);
     const int64_t columns = captured ? block.shape.keys : block.padded_columns<T>(row);
-    if (end - row == kTileRows) {
-      exponentials<T, kTileRows>(scores + row * stride, weights + row * stride, stride,
-                                 block.visible_keys(row), block.shape.causal, sums, row);
-    } else {
-      for (int64_t r = row; r < end; ++r) {
-        exponentials<T, 1>(scores + r * stride, weights + r * stride, stride, block.visible_keys(r),
-                           0, sums, r);
-      }
-    }
+    exponentials<T>(end - row, scores + row * stride, weights + row * stride, stride,
+                    block.visible_keys(row), block.shape.causal, sums, row);
     for (int64_t r = row; r < end; ++r) {
       T* from = weights + r * stride;
       write_row(from, round_up(block.visible_keys(r), kLanes<T>), 1 / sums.sum[r],
@@ -148,22 +153,29 @@ struct ForwardScratch {
 
 template <class T>
 void forward_block(const AttentionForward<T>& a, const Block& block, int64_t pair,
-                   const ForwardScratch<T>& scratch) {
+                   const ForwardScratch<T>& scratch, Fetch& fetch) {
   const int64_t row = pair * a.shape.queries + block.first;
   T* captured = a.weights ? a.weights + row * a.shape.keys : nullptr;
-  prefetch_next(a.k, a.shape.keys, block, pair);
-  multiply_over_dim(block, a.q.at(pair, a.shape.heads, block.first), a.q.time_stride, scratch.keys,
+  multiply_over_dim(fetch, block, a.q.at(pair, a.shape.heads, block.first), a.q.time_stride, scratch.keys,
                     scratch.scores, scratch.stride, false);
-  prefetch_next(a.v, a.shape.keys, block, pair);
   softmax(block, scratch.scores, scratch.scores, scratch.stride, captured, scratch.sums);
   if (a.lse || a.entropy) {
     write_lse_and_entropy(scratch.sums, block.rows, a.lse ? a.lse + row : nullptr,
                           a.entropy ? a.entropy + row : nullptr);
   }
-  prefetch_next(a.q, a.shape.queries, block, pair);
-  multiply_over_keys(block, captured ? captured : scratch.scores,
+  multiply_over_keys(fetch, block, captured ? captured : scratch.scores,
                      captured ? a.shape.keys : scratch.stride, scratch.values,
                      a.out.at(pair, a.shape.heads, block.first), a.out.time_stride);
+}
+
+template <class T>
+void fetch_pair(const AttentionForward<T>& a, int64_t pair, Fetch& fetch) {
+  const auto& [batch, heads, queries, keys, dim, causal] = a.shape;
+  fetch.add(a.k.at(pair, heads, 0), a.k.time_stride, keys, dim);
+  fetch.add(a.v.at(pair, heads, 0), a.v.time_stride, keys, dim);
+  fetch.add(a.q.at(pair, heads, 0), a.q.time_stride, queries, dim);
+  if (a.weights) fetch.add(a.weights + pair * queries * keys, keys, queries, keys);
+  fetch.add(a.out.at(pair, heads, 0), a.out.time_stride, queries, dim);
 }
 
 template <class T>
@@ -175,8 +187,10 @@ void forward(const AttentionForward<T>& a, int64_t begin, int64_t end, void* mem
     pack_transposed(a.k.at(pair, shape.heads, 0), a.k.time_stride, shape.keys, shape.dim, a.scale,
                     scratch.keys);
     pack(a.v.at(pair, shape.heads, 0), a.v.time_stride, shape.keys, shape.dim, scratch.values);
+    Fetch fetch;
+    if (pair + 1 < end) fetch_pair(a, pair + 1, fetch);
     for (int64_t first = 0; first < shape.queries; first += scratch.rows) {
-      forward_block(a, Block(shape, first, scratch.rows), pair, scratch);
+      forward_block(a, Block(shape, first, scratch.rows), pair, scratch, fetch);
     }
   }
 }

@@ -73,18 +73,43 @@ struct Block {
   int64_t rows;
 };
 
-// Fetches the first rows of the next pair into the cache, between the products of this one: rows of
-// a fused projection are too far apart for the processor to foresee. Once per pair, by one block.
-// Always inline: GCC takes a function that only prefetches for one without effect, and drops it.
-template <class T>
-[[gnu::always_inline]] inline void prefetch_next(const StridedHeads<const T>& matrix, int64_t rows,
-                                                 const Block& block, int64_t pair) {
-  if (block.first > 0 || pair + 1 == block.shape.pairs()) return;
-  const T* next = matrix.at(pair + 1, block.shape.heads, 0);
-  for (int64_t row = 0; row < rows && row < kMaxBlockRows; ++row, next += matrix.time_stride) {
-    for (int64_t d = 0; d < block.shape.dim; d += kLine / sizeof(T)) __builtin_prefetch(next + d);
+// Rows of the next pair, fetched into the cache a few lines at a time between the tiles of this one:
+// more than the processor can await at once would stall it, and the rows of a fused projection are
+// too far apart for it to foresee. Rows to be written are fetched as well as rows to be read.
+class Fetch {
+ public:
+  template <class T>
+  void add(T* data, int64_t stride, int64_t rows, int64_t columns) {
+    const int64_t size = sizeof(T);
+    streams_[count_++] = {reinterpret_cast<const char*>(data), stride * size, columns * size,
+                          rows < kMaxBlockRows ? rows : kMaxBlockRows};
   }
-}
+
+  // Always inline: GCC may take a function that only prefetches for one without effect.
+  [[gnu::always_inline]] void some_lines() {
+    for (int lines = 0; lines < kLines && next_ < count_;) {
+      Stream& stream = streams_[next_];
+      for (int64_t at = 0; at < stream.bytes; at += kLine, ++lines) {
+        __builtin_prefetch(stream.row + at);
+      }
+      stream.row += stream.stride;
+      if (--stream.rows == 0) ++next_;
+    }
+  }
+
+ private:
+  struct Stream {
+    const char* row;
+    int64_t stride;
+    int64_t bytes;
+    int64_t rows;
+  };
+  static constexpr int kLines = 16;
+  static constexpr int kMaxStreams = 8;
+  Stream streams_[kMaxStreams];
+  int count_ = 0;
+  int next_ = 0;
+};
 
 template <class T>
 int64_t panels_size(int64_t columns, int64_t inner) {
@@ -205,7 +230,7 @@ void multiply(int64_t rows, int64_t columns, const Product<T>& p) {
 
 // result [block rows, keys] (+)= matrix [block rows, dim] * panels [dim, keys]
 template <class T>
-void multiply_over_dim(const Block& block, const T* matrix, int64_t stride, const T* panels,
+void multiply_over_dim(Fetch& fetch, const Block& block, const T* matrix, int64_t stride, const T* panels,
                        T* result, int64_t result_stride, bool accumulate) {
   const int64_t dim = block.shape.dim;
   const int64_t all_keys = block.visible_keys(block.rows - 1);
@@ -213,6 +238,7 @@ void multiply_over_dim(const Block& block, const T* matrix, int64_t stride, cons
     for (int64_t row = 0; row < block.rows; row += kTileRows) {
       const int64_t columns = block.columns<T>(row);
       if (columns <= key) continue;
+      fetch.some_lines();
       multiply<T, Left::kPlain>(block.tile_end(row) - row, columns - key,
                                 {matrix + row * stride, stride, panels + key * dim, dim,
                                  result + row * result_stride + key, result_stride, accumulate});
@@ -222,11 +248,12 @@ void multiply_over_dim(const Block& block, const T* matrix, int64_t stride, cons
 
 // result [block rows, dim] = weights [block rows, keys] * panels [keys, dim]
 template <class T>
-void multiply_over_keys(const Block& block, const T* weights, int64_t weights_stride,
+void multiply_over_keys(Fetch& fetch, const Block& block, const T* weights, int64_t weights_stride,
                         const T* panels, T* result, int64_t stride) {
   const int64_t dim = block.shape.dim;
   for (int64_t row = 0; row < block.rows; row += kTileRows) {
     for (int64_t d = 0; d < dim; d += kPanel<T>) {
+      fetch.some_lines();
       multiply<T, Left::kPlain>(
           block.tile_end(row) - row, dim - d,
           {weights + row * weights_stride, weights_stride, panels + d * block.shape.keys,
@@ -237,7 +264,7 @@ void multiply_over_keys(const Block& block, const T* weights, int64_t weights_st
 
 // result [keys, dim] (+)= weights [block rows, keys] transposed * panels [block rows, dim]
 template <class T>
-void multiply_over_queries(const Block& block, const T* weights, int64_t weights_stride,
+void multiply_over_queries(Fetch& fetch, const Block& block, const T* weights, int64_t weights_stride,
                            const T* panels, T* result, int64_t stride, bool accumulate) {
   const AttentionShape& shape = block.shape;
   const int64_t all_keys = block.visible_keys(block.rows - 1);
@@ -246,6 +273,7 @@ void multiply_over_queries(const Block& block, const T* weights, int64_t weights
     const int64_t seen_from = shape.causal ? key - (shape.keys - shape.queries) - block.first : 0;
     const int64_t row = seen_from > 0 ? seen_from : 0;
     for (int64_t d = 0; d < shape.dim; d += kPanel<T>) {
+      fetch.some_lines();
       multiply<T, Left::kTransposed>(tile_keys, shape.dim - d,
                                      {weights + row * weights_stride + key, weights_stride,
                                       panels + d * block.rows + row * kPanel<T>, block.rows - row,

@@ -142,21 +142,21 @@ template <class T>
 }
 
 template <class T, int kDistance, std::size_t... kLane>
-[[gnu::always_inline]] inline Vec<T> rotate(Vec<T> v, std::index_sequence<kLane...>) {
-  return __builtin_shufflevector(v, v, (kLane + kDistance) % kLanes<T>...);
+[[gnu::always_inline]] inline Vec<T> exchange(Vec<T> v, std::index_sequence<kLane...>) {
+  return __builtin_shufflevector(v, v, (kLane ^ kDistance)...);
 }
 
 // The sum and the largest of all lanes, in every lane.
 template <class T, int kDistance = kLanes<T> / 2>
 [[gnu::always_inline]] inline Vec<T> sum_lanes(Vec<T> v) {
-  v += rotate<T, kDistance>(v, std::make_index_sequence<kLanes<T>>());
+  v += exchange<T, kDistance>(v, std::make_index_sequence<kLanes<T>>());
   if constexpr (kDistance > 1) v = sum_lanes<T, kDistance / 2>(v);
   return v;
 }
 
 template <class T, int kDistance = kLanes<T> / 2>
 [[gnu::always_inline]] inline Vec<T> max_lanes(Vec<T> v) {
-  v = maximum<T>(v, rotate<T, kDistance>(v, std::make_index_sequence<kLanes<T>>()));
+  v = maximum<T>(v, exchange<T, kDistance>(v, std::make_index_sequence<kLanes<T>>()));
   if constexpr (kDistance > 1) v = max_lanes<T, kDistance / 2>(v);
   return v;
 }
