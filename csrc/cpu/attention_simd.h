@@ -73,9 +73,13 @@ struct Block {
   int64_t rows;
 };
 
-// Rows of the next pair, fetched into the cache a few lines at a time between the tiles of this one:
-// more than the processor can await at once would stall it, and the rows of a fused projection are
-// too far apart for it to foresee. Rows to be written are fetched as well as rows to be read.
+// Products fetch up to so many lines of the next pair after so many steps of a tile.
+constexpr int kFetchLines = 4;
+constexpr int64_t kFetchSteps = 8;
+
+// Rows of the next pair, to be read or written, on their way into the cache while this pair is
+// computed: the rows of a fused projection are too far apart for the processor to foresee. A few
+// lines at a time, because it stalls on more than it can await at once.
 class Fetch {
  public:
   template <class T>
@@ -87,7 +91,7 @@ class Fetch {
 
   // Always inline: GCC may take a function that only prefetches for one without effect.
   [[gnu::always_inline]] void some_lines() {
-    for (int lines = 0; lines < kLines && next_ < count_;) {
+    for (int lines = 0; lines < kFetchLines && next_ < count_;) {
       Stream& stream = streams_[next_];
       for (int64_t at = 0; at < stream.bytes; at += kLine, ++lines) {
         __builtin_prefetch(stream.row + at);
@@ -104,7 +108,6 @@ class Fetch {
     int64_t bytes;
     int64_t rows;
   };
-  static constexpr int kLines = 16;
   static constexpr int kMaxStreams = 8;
   Stream streams_[kMaxStreams];
   int count_ = 0;
@@ -167,6 +170,7 @@ struct Product {
   T* result;  // C
   int64_t result_stride;
   bool accumulate;  // C += A B
+  Fetch* fetch;     // goes on meanwhile
 };
 
 // The loops over the sums must be unrolled, or else the sums are not registers.
@@ -182,10 +186,14 @@ void multiply_tile(const Product<T>& product) {
   for (int i = 0; i < kSums; ++i) sum[i] = Vec<T>{};
   const T* left = p.left;
   const T* panel = p.panel;
-  for (int64_t step = 0; step < p.inner; ++step, left += inner_stride, panel += kPanel<T>) {
+  for (int64_t step = 0; step < p.inner;) {
+    p.fetch->some_lines();
+    const int64_t next = step + kFetchSteps < p.inner ? step + kFetchSteps : p.inner;
+    for (; step < next; ++step, left += inner_stride, panel += kPanel<T>) {
 #pragma GCC unroll 12
-    for (int i = 0; i < kSums; ++i) {
-      sum[i] = left[i / kVectors * row_stride] * load(panel + i % kVectors * n) + sum[i];
+      for (int i = 0; i < kSums; ++i) {
+        sum[i] = left[i / kVectors * row_stride] * load(panel + i % kVectors * n) + sum[i];
+      }
     }
   }
   if (p.accumulate) {
@@ -219,7 +227,7 @@ void multiply(int64_t rows, int64_t columns, const Product<T>& p) {
   if (columns == kLanes<T>) return multiply_whole_vectors<T, kLeft>(rows, 1, p);
   T tile[kTileRows * kPanel<T>];
   multiply_whole_vectors<T, kLeft>(
-      rows, 2, {p.left, p.left_stride, p.panel, p.inner, tile, kPanel<T>, false});
+      rows, 2, {p.left, p.left_stride, p.panel, p.inner, tile, kPanel<T>, false, p.fetch});
   for (int64_t row = 0; row < rows; ++row) {
     T* result = p.result + row * p.result_stride;
     for (int64_t i = 0; i < columns; ++i) {
@@ -238,10 +246,9 @@ void multiply_over_dim(Fetch& fetch, const Block& block, const T* matrix, int64_
     for (int64_t row = 0; row < block.rows; row += kTileRows) {
       const int64_t columns = block.columns<T>(row);
       if (columns <= key) continue;
-      fetch.some_lines();
       multiply<T, Left::kPlain>(block.tile_end(row) - row, columns - key,
                                 {matrix + row * stride, stride, panels + key * dim, dim,
-                                 result + row * result_stride + key, result_stride, accumulate});
+                                 result + row * result_stride + key, result_stride, accumulate, &fetch});
     }
   }
 }
@@ -253,11 +260,10 @@ void multiply_over_keys(Fetch& fetch, const Block& block, const T* weights, int6
   const int64_t dim = block.shape.dim;
   for (int64_t row = 0; row < block.rows; row += kTileRows) {
     for (int64_t d = 0; d < dim; d += kPanel<T>) {
-      fetch.some_lines();
       multiply<T, Left::kPlain>(
           block.tile_end(row) - row, dim - d,
           {weights + row * weights_stride, weights_stride, panels + d * block.shape.keys,
-           block.tile_keys(row), result + row * stride + d, stride, false});
+           block.tile_keys(row), result + row * stride + d, stride, false, &fetch});
     }
   }
 }
@@ -273,11 +279,10 @@ void multiply_over_queries(Fetch& fetch, const Block& block, const T* weights, i
     const int64_t seen_from = shape.causal ? key - (shape.keys - shape.queries) - block.first : 0;
     const int64_t row = seen_from > 0 ? seen_from : 0;
     for (int64_t d = 0; d < shape.dim; d += kPanel<T>) {
-      fetch.some_lines();
       multiply<T, Left::kTransposed>(tile_keys, shape.dim - d,
                                      {weights + row * weights_stride + key, weights_stride,
                                       panels + d * block.rows + row * kPanel<T>, block.rows - row,
-                                      result + key * stride + d, stride, accumulate});
+                                      result + key * stride + d, stride, accumulate, &fetch});
     }
   }
 }
