@@ -7,14 +7,14 @@ namespace {
 // Of the rows of scores s of a block, with the largest element m.
 template <class T>
 struct RowSums {
-  RowSums(Arena& arena, int64_t rows)
+  RowSums(Arena& arena, int64_t rows, bool wants_moment)
       : max(arena.take<T>(round_up(rows, kLanes<T>))),
         sum(arena.take<T>(round_up(rows, kLanes<T>))),
-        moment(arena.take<T>(round_up(rows, kLanes<T>))) {}
+        moment(wants_moment ? arena.take<T>(round_up(rows, kLanes<T>)) : nullptr) {}
 
   T* max;     // m
   T* sum;     // sum_j exp(s_j - m)
-  T* moment;  // sum_j exp(s_j - m) * (s_j - m)
+  T* moment;  // sum_j exp(s_j - m) * (s_j - m), or null: not wanted
 };
 
 // exp(score - max) of kRows rows, of which row 0 sees `keys` keys and each further row `more` more,
@@ -64,14 +64,14 @@ void exponentials(T* scores, T* to, int64_t stride, int64_t keys, int64_t more,
       const Vec<T> e = exp<T>(x);
       store(to + row * stride + key, e);
       sum[row] += e;
-      moment[row] += e * x;
+      if (sums.moment) moment[row] += e * x;
     }
   }
 #pragma GCC unroll 6
   for (int row = 0; row < kRows; ++row) {
     sums.max[first + row] = max[row][0];
     sums.sum[first + row] = sum_lanes<T>(sum[row])[0];
-    sums.moment[first + row] = sum_lanes<T>(moment[row])[0];
+    if (sums.moment) sums.moment[first + row] = sum_lanes<T>(moment[row])[0];
   }
 }
 
@@ -106,14 +106,17 @@ template <class T>
 void softmax(const Block& block, T* scores, T* weights, int64_t stride, T* captured,
              const RowSums<T>& sums) {
   for (int64_t row = 0; row < block.rows; row += kTileRows) {
-    const int64_t end = block.tile_end(row);
-    const int64_t columns = captured ? block.shape.keys : block.padded_columns<T>(row);
+    const int64_t end = row + kTileRows < block.rows ? row + kTileRows : block.rows;
     exponentials<T>(end - row, scores + row * stride, weights + row * stride, stride,
                     block.visible_keys(row), block.shape.causal, sums, row);
     for (int64_t r = row; r < end; ++r) {
       T* from = weights + r * stride;
-      write_row(from, round_up(block.visible_keys(r), kLanes<T>), 1 / sums.sum[r],
-                captured ? captured + r * columns : from, columns);
+      const int64_t filled = round_up(block.visible_keys(r), kLanes<T>);
+      if (captured) {
+        write_row(from, filled, 1 / sums.sum[r], captured + r * block.shape.keys, block.shape.keys);
+      } else {
+        write_row(from, filled, 1 / sums.sum[r], from, block.padded_columns<T>(r));
+      }
     }
   }
 }
@@ -135,13 +138,13 @@ void write_lse_and_entropy(const RowSums<T>& sums, int64_t rows, T* lse, T* entr
 
 template <class T>
 struct ForwardScratch {
-  ForwardScratch(const AttentionShape& shape, Arena& arena)
-      : rows(block_rows<T>(shape)),
-        stride(scores_stride<T>(shape)),
-        keys(arena.take<T>(panels_size<T>(shape.keys, shape.dim))),
-        values(arena.take<T>(panels_size<T>(shape.dim, shape.keys))),
+  ForwardScratch(const AttentionForward<T>& a, Arena& arena)
+      : rows(block_rows<T>(a.shape)),
+        stride(scores_stride<T>(a.shape)),
+        keys(arena.take<T>(panels_size<T>(a.shape.keys, a.shape.dim))),
+        values(arena.take<T>(panels_size<T>(a.shape.dim, a.shape.keys))),
         scores(arena.take<T>(rows * stride)),
-        sums(arena, rows) {}
+        sums(arena, rows, a.entropy) {}
 
   int64_t rows;
   int64_t stride;
@@ -156,16 +159,16 @@ void forward_block(const AttentionForward<T>& a, const Block& block, int64_t pai
                    const ForwardScratch<T>& scratch, Fetch& fetch) {
   const int64_t row = pair * a.shape.queries + block.first;
   T* captured = a.weights ? a.weights + row * a.shape.keys : nullptr;
-  multiply_over_dim(fetch, block, a.q.at(pair, a.shape.heads, block.first), a.q.time_stride, scratch.keys,
-                    scratch.scores, scratch.stride, false);
+  multiply_over_dim(block, a.q.at(pair, a.shape.heads, block.first), a.q.time_stride, scratch.keys,
+                    scratch.scores, scratch.stride, false, fetch);
   softmax(block, scratch.scores, scratch.scores, scratch.stride, captured, scratch.sums);
   if (a.lse || a.entropy) {
     write_lse_and_entropy(scratch.sums, block.rows, a.lse ? a.lse + row : nullptr,
                           a.entropy ? a.entropy + row : nullptr);
   }
-  multiply_over_keys(fetch, block, captured ? captured : scratch.scores,
+  multiply_over_keys(block, captured ? captured : scratch.scores,
                      captured ? a.shape.keys : scratch.stride, scratch.values,
-                     a.out.at(pair, a.shape.heads, block.first), a.out.time_stride);
+                     a.out.at(pair, a.shape.heads, block.first), a.out.time_stride, fetch);
 }
 
 template <class T>
@@ -182,7 +185,7 @@ template <class T>
 void forward(const AttentionForward<T>& a, int64_t begin, int64_t end, void* memory) {
   const AttentionShape& shape = a.shape;
   Arena arena(memory);
-  const ForwardScratch<T> scratch(shape, arena);
+  const ForwardScratch<T> scratch(a, arena);
   for (int64_t pair = begin; pair < end; ++pair) {
     pack_transposed(a.k.at(pair, shape.heads, 0), a.k.time_stride, shape.keys, shape.dim, a.scale,
                     scratch.keys);
@@ -195,20 +198,20 @@ void forward(const AttentionForward<T>& a, int64_t begin, int64_t end, void* mem
   }
 }
 
-template <class Scratch>
-int64_t scratch_bytes(const AttentionShape& shape) {
+template <class Scratch, class Arguments>
+int64_t scratch_bytes(const Arguments& a) {
   Arena arena(nullptr);
-  const Scratch scratch(shape, arena);
+  const Scratch scratch(a, arena);
   return arena.bytes();
 }
 
 }  // namespace
 
 int64_t attention_forward_scratch_f32(const AttentionForward<float>& a) {
-  return scratch_bytes<ForwardScratch<float>>(a.shape);
+  return scratch_bytes<ForwardScratch<float>>(a);
 }
 int64_t attention_forward_scratch_f64(const AttentionForward<double>& a) {
-  return scratch_bytes<ForwardScratch<double>>(a.shape);
+  return scratch_bytes<ForwardScratch<double>>(a);
 }
 
 void attention_forward_f32(const AttentionForward<float>& a, int64_t begin, int64_t end,

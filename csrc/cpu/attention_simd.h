@@ -21,6 +21,8 @@ constexpr int kPanel = kTileVectors * kLanes<T>;
 // Query rows per block: at most so many, and as fit into a share of the L2 cache with their scores.
 constexpr int64_t kMaxBlockRows = 16 * kTileRows;
 constexpr int64_t kBlockBytes = 160 * 1024;
+// Panels of keys that one tile after another multiplies, a share of the L1 cache.
+constexpr int64_t kNearBytes = 16 * 1024;
 constexpr int64_t kLine = 64;  // bytes of a cache line
 
 // The row stride of a block of scores: an odd number of cache lines, because the rows of a column
@@ -38,39 +40,54 @@ int64_t block_rows(const AttentionShape& shape) {
   return rows > 0 ? rows : kTileRows;
 }
 
+// Cuts rows into tiles of at most kTileRows rows and nearly equal sizes: a small last tile would
+// have too few sums.
+struct Tiles {
+  explicit Tiles(int64_t rows_)
+      : rows(rows_),
+        count((rows + kTileRows - 1) / kTileRows),
+        least(rows / count),
+        larger_until(rows % count * (least + 1)) {}
+
+  // The end of the tile that begins at this row.
+  int64_t end(int64_t row) const { return row + least + (row < larger_until); }
+
+  int64_t rows;
+  int64_t count;
+  int64_t least;
+  int64_t larger_until;
+};
+
 // Query rows of a head, from `first` on; rows are counted from there. Each tile of rows computes
 // whole vectors of scores, as many as its last row needs.
 struct Block {
   Block(const AttentionShape& shape_, int64_t first_, int64_t most_rows)
       : shape(shape_),
         first(first_),
-        rows(shape.queries - first < most_rows ? shape.queries - first : most_rows) {}
+        rows(shape.queries - first < most_rows ? shape.queries - first : most_rows),
+        tiles(rows) {}
 
   int64_t visible_keys(int64_t row) const { return shape.visible_keys(first + row); }
 
-  // The end of the tile that has this row.
-  int64_t tile_end(int64_t row) const {
-    const int64_t end = round_down(row, kTileRows) + kTileRows;
-    return end < rows ? end : rows;
-  }
-  int64_t tile_keys(int64_t row) const { return visible_keys(tile_end(row) - 1); }
-
+  // Of the tile that begins at this row.
+  int64_t tile_keys(int64_t row) const { return visible_keys(tiles.end(row) - 1); }
   template <class T>
-  int64_t columns(int64_t row) const {
+  int64_t tile_columns(int64_t row) const {
     return round_up(tile_keys(row), kLanes<T>);
   }
 
-  // With the zeros that a tile of keys reads of this row if it begins at a visible key.
+  // With the zeros that tiles read of this row: tiles of rows that end with another row, and tiles
+  // of keys that begin with a visible one.
   template <class T>
   int64_t padded_columns(int64_t row) const {
-    const int64_t padded = round_up(tile_keys(row) + kTileRows - 1, kLanes<T>);
-    const int64_t all = round_up(shape.keys, kLanes<T>);
-    return padded < all ? padded : all;
+    const int64_t keys = visible_keys(row) + kTileRows - 1;
+    return round_up(keys < shape.keys ? keys : shape.keys, kLanes<T>);
   }
 
   const AttentionShape& shape;
   int64_t first;
   int64_t rows;
+  Tiles tiles;
 };
 
 // Products fetch up to so many lines of the next pair after so many steps of a tile.
@@ -89,8 +106,8 @@ class Fetch {
                           rows < kMaxBlockRows ? rows : kMaxBlockRows};
   }
 
-  // Always inline: GCC may take a function that only prefetches for one without effect.
-  [[gnu::always_inline]] void some_lines() {
+  // Whether there are more. Always inline: GCC may take a function that only prefetches for one without effect.
+  [[gnu::always_inline]] bool some_lines() {
     for (int lines = 0; lines < kFetchLines && next_ < count_;) {
       Stream& stream = streams_[next_];
       for (int64_t at = 0; at < stream.bytes; at += kLine, ++lines) {
@@ -99,6 +116,7 @@ class Fetch {
       stream.row += stream.stride;
       if (--stream.rows == 0) ++next_;
     }
+    return next_ < count_;
   }
 
  private:
@@ -161,34 +179,38 @@ void pack_transposed(const T* matrix, int64_t stride, int64_t rows, int64_t dim,
 
 enum class Left { kPlain, kTransposed };
 
+// C = A B for a tile of rows, with B in panels.
 template <class T>
 struct Product {
   const T* left;  // A[row, i] is left[row * left_stride + i], or left[i * left_stride + row]
   int64_t left_stride;
-  const T* panel;  // B[i, column] is panel[i * kPanel + column]
+  const T* panels;  // B[i, column] is panels[column / kPanel * kPanel * depth + i * kPanel + ..]
+  int64_t depth;
   int64_t inner;
   T* result;  // C
   int64_t result_stride;
+  int64_t columns;
   bool accumulate;  // C += A B
   Fetch* fetch;     // goes on meanwhile
 };
 
-// The loops over the sums must be unrolled, or else the sums are not registers.
+// kRows rows and kVectors vectors of C, from a column on where a panel begins. The loops over the
+// sums must be unrolled, or else the sums are not registers.
 template <class T, Left kLeft, int kRows, int kVectors>
-void multiply_tile(const Product<T>& product) {
+[[gnu::always_inline]] inline void multiply_tile(const Product<T>& p, int64_t column, T* result,
+                                                 int64_t result_stride, bool accumulate) {
   constexpr int n = kLanes<T>;
   constexpr int kSums = kRows * kVectors;
-  const Product<T> p = product;  // a copy, which stores to the result cannot change
   const int64_t row_stride = kLeft == Left::kPlain ? p.left_stride : 1;
   const int64_t inner_stride = kLeft == Left::kPlain ? 1 : p.left_stride;
   Vec<T> sum[kSums];
 #pragma GCC unroll 12
   for (int i = 0; i < kSums; ++i) sum[i] = Vec<T>{};
   const T* left = p.left;
-  const T* panel = p.panel;
+  const T* panel = p.panels + column * p.depth;
   for (int64_t step = 0; step < p.inner;) {
-    p.fetch->some_lines();
-    const int64_t next = step + kFetchSteps < p.inner ? step + kFetchSteps : p.inner;
+    const bool pause = p.fetch->some_lines() && step + kFetchSteps < p.inner;
+    const int64_t next = pause ? step + kFetchSteps : p.inner;
     for (; step < next; ++step, left += inner_stride, panel += kPanel<T>) {
 #pragma GCC unroll 12
       for (int i = 0; i < kSums; ++i) {
@@ -196,94 +218,99 @@ void multiply_tile(const Product<T>& product) {
       }
     }
   }
-  if (p.accumulate) {
+  if (accumulate) {
 #pragma GCC unroll 12
     for (int i = 0; i < kSums; ++i) {
-      sum[i] += load(p.result + i / kVectors * p.result_stride + i % kVectors * n);
+      sum[i] += load(result + i / kVectors * result_stride + i % kVectors * n);
     }
   }
 #pragma GCC unroll 12
   for (int i = 0; i < kSums; ++i) {
-    store(p.result + i / kVectors * p.result_stride + i % kVectors * n, sum[i]);
+    store(result + i / kVectors * result_stride + i % kVectors * n, sum[i]);
   }
 }
 
-template <class T, Left kLeft, int kRows = kTileRows>
-void multiply_whole_vectors(int64_t rows, int64_t vectors, const Product<T>& p) {
-  if constexpr (kRows > 1) {
-    if (rows < kRows) return multiply_whole_vectors<T, kLeft, kRows - 1>(rows, vectors, p);
+// The last columns, fewer than a panel.
+template <class T, Left kLeft, int kRows>
+[[gnu::noinline]] void multiply_edge(const Product<T>& p, int64_t column) {
+  const int64_t columns = p.columns - column;
+  if (columns == kLanes<T>) {
+    return multiply_tile<T, kLeft, kRows, 1>(p, column, p.result + column, p.result_stride,
+                                             p.accumulate);
   }
-  if (vectors > 1) {
-    multiply_tile<T, kLeft, kRows, 2>(p);
-  } else {
-    multiply_tile<T, kLeft, kRows, 1>(p);
-  }
-}
-
-// A tile of rows <= kTileRows and of the columns that there are, at most a panel.
-template <class T, Left kLeft>
-void multiply(int64_t rows, int64_t columns, const Product<T>& p) {
-  if (columns >= kPanel<T>) return multiply_whole_vectors<T, kLeft>(rows, 2, p);
-  if (columns == kLanes<T>) return multiply_whole_vectors<T, kLeft>(rows, 1, p);
-  T tile[kTileRows * kPanel<T>];
-  multiply_whole_vectors<T, kLeft>(
-      rows, 2, {p.left, p.left_stride, p.panel, p.inner, tile, kPanel<T>, false, p.fetch});
-  for (int64_t row = 0; row < rows; ++row) {
-    T* result = p.result + row * p.result_stride;
+  T tile[kRows * kPanel<T>];
+  multiply_tile<T, kLeft, kRows, kTileVectors>(p, column, tile, kPanel<T>, false);
+  for (int64_t row = 0; row < kRows; ++row) {
+    T* result = p.result + row * p.result_stride + column;
     for (int64_t i = 0; i < columns; ++i) {
       result[i] = (p.accumulate ? result[i] : 0) + tile[row * kPanel<T> + i];
     }
   }
 }
 
+// A tile of rows <= kTileRows.
+template <class T, Left kLeft, int kRows = kTileRows>
+void multiply(int64_t rows, const Product<T>& product) {
+  if constexpr (kRows > 1) {
+    if (rows < kRows) return multiply<T, kLeft, kRows - 1>(rows, product);
+  }
+  const Product<T> p = product;  // a copy, which stores to the result cannot change
+  int64_t column = 0;
+  for (; column + kPanel<T> <= p.columns; column += kPanel<T>) {
+    multiply_tile<T, kLeft, kRows, kTileVectors>(p, column, p.result + column, p.result_stride,
+                                                 p.accumulate);
+  }
+  if (column < p.columns) multiply_edge<T, kLeft, kRows>(p, column);
+}
+
 // result [block rows, keys] (+)= matrix [block rows, dim] * panels [dim, keys]
 template <class T>
-void multiply_over_dim(Fetch& fetch, const Block& block, const T* matrix, int64_t stride, const T* panels,
-                       T* result, int64_t result_stride, bool accumulate) {
+void multiply_over_dim(const Block& block, const T* matrix, int64_t stride, const T* panels,
+                       T* result, int64_t result_stride, bool accumulate, Fetch& fetch) {
   const int64_t dim = block.shape.dim;
   const int64_t all_keys = block.visible_keys(block.rows - 1);
-  for (int64_t key = 0; key < all_keys; key += kPanel<T>) {
-    for (int64_t row = 0; row < block.rows; row += kTileRows) {
-      const int64_t columns = block.columns<T>(row);
-      if (columns <= key) continue;
-      multiply<T, Left::kPlain>(block.tile_end(row) - row, columns - key,
-                                {matrix + row * stride, stride, panels + key * dim, dim,
-                                 result + row * result_stride + key, result_stride, accumulate, &fetch});
+  const int64_t near_keys = round_up(kNearBytes / int64_t(sizeof(T)) / dim, kPanel<T>);
+  for (int64_t key = 0; key < all_keys; key += near_keys) {
+    for (int64_t row = 0, end; row < block.rows; row = end) {
+      end = block.tiles.end(row);
+      const int64_t columns = block.tile_columns<T>(row) - key;
+      if (columns <= 0) continue;
+      multiply<T, Left::kPlain>(
+          end - row, {matrix + row * stride, stride, panels + key * dim, dim, dim,
+                      result + row * result_stride + key, result_stride,
+                      columns < near_keys ? columns : near_keys, accumulate, &fetch});
     }
   }
 }
 
 // result [block rows, dim] = weights [block rows, keys] * panels [keys, dim]
 template <class T>
-void multiply_over_keys(Fetch& fetch, const Block& block, const T* weights, int64_t weights_stride,
-                        const T* panels, T* result, int64_t stride) {
-  const int64_t dim = block.shape.dim;
-  for (int64_t row = 0; row < block.rows; row += kTileRows) {
-    for (int64_t d = 0; d < dim; d += kPanel<T>) {
-      multiply<T, Left::kPlain>(
-          block.tile_end(row) - row, dim - d,
-          {weights + row * weights_stride, weights_stride, panels + d * block.shape.keys,
-           block.tile_keys(row), result + row * stride + d, stride, false, &fetch});
-    }
+void multiply_over_keys(const Block& block, const T* weights, int64_t weights_stride,
+                        const T* panels, T* result, int64_t stride, Fetch& fetch) {
+  for (int64_t row = 0, end; row < block.rows; row = end) {
+    end = block.tiles.end(row);
+    multiply<T, Left::kPlain>(
+        end - row,
+        {weights + row * weights_stride, weights_stride, panels, block.shape.keys,
+         block.tile_keys(row), result + row * stride, stride, block.shape.dim, false, &fetch});
   }
 }
 
 // result [keys, dim] (+)= weights [block rows, keys] transposed * panels [block rows, dim]
 template <class T>
-void multiply_over_queries(Fetch& fetch, const Block& block, const T* weights, int64_t weights_stride,
-                           const T* panels, T* result, int64_t stride, bool accumulate) {
+void multiply_over_queries(const Block& block, const T* weights, int64_t weights_stride,
+                           const T* panels, T* result, int64_t stride, bool accumulate,
+                           Fetch& fetch) {
   const AttentionShape& shape = block.shape;
-  const int64_t all_keys = block.visible_keys(block.rows - 1);
-  for (int64_t key = 0; key < all_keys; key += kTileRows) {
-    const int64_t tile_keys = all_keys - key < kTileRows ? all_keys - key : kTileRows;
+  const Tiles tiles(block.visible_keys(block.rows - 1));
+  for (int64_t key = 0, end; key < tiles.rows; key = end) {
+    end = tiles.end(key);
     const int64_t seen_from = shape.causal ? key - (shape.keys - shape.queries) - block.first : 0;
     const int64_t row = seen_from > 0 ? seen_from : 0;
-    for (int64_t d = 0; d < shape.dim; d += kPanel<T>) {
-      multiply<T, Left::kTransposed>(tile_keys, shape.dim - d,
-                                     {weights + row * weights_stride + key, weights_stride,
-                                      panels + d * block.rows + row * kPanel<T>, block.rows - row,
-                                      result + key * stride + d, stride, accumulate, &fetch});
-    }
+    multiply<T, Left::kTransposed>(
+        end - key,
+        {weights + row * weights_stride + key, weights_stride, panels + row * kPanel<T>, block.rows,
+         block.rows - row, result + key * stride, stride, shape.dim, accumulate, &fetch});
   }
 }
 
