@@ -208,9 +208,10 @@ template <class T, Left kLeft, int kRows, int kVectors>
   for (int i = 0; i < kSums; ++i) sum[i] = Vec<T>{};
   const T* left = p.left;
   const T* panel = p.panels + column * p.depth;
-  for (int64_t step = 0; step < p.inner;) {
-    const bool pause = p.fetch->some_lines() && step + kFetchSteps < p.inner;
-    const int64_t next = pause ? step + kFetchSteps : p.inner;
+  const int64_t inner = p.inner;
+  for (int64_t step = 0; step < inner;) {
+    const bool pause = p.fetch->some_lines() && step + kFetchSteps < inner;
+    const int64_t next = pause ? step + kFetchSteps : inner;
     for (; step < next; ++step, left += inner_stride, panel += kPanel<T>) {
 #pragma GCC unroll 12
       for (int i = 0; i < kSums; ++i) {
@@ -250,11 +251,10 @@ template <class T, Left kLeft, int kRows>
 
 // A tile of rows <= kTileRows.
 template <class T, Left kLeft, int kRows = kTileRows>
-void multiply(int64_t rows, const Product<T>& product) {
+void multiply(int64_t rows, const Product<T>& p) {
   if constexpr (kRows > 1) {
-    if (rows < kRows) return multiply<T, kLeft, kRows - 1>(rows, product);
+    if (rows < kRows) return multiply<T, kLeft, kRows - 1>(rows, p);
   }
-  const Product<T> p = product;  // a copy, which stores to the result cannot change
   int64_t column = 0;
   for (; column + kPanel<T> <= p.columns; column += kPanel<T>) {
     multiply_tile<T, kLeft, kRows, kTileVectors>(p, column, p.result + column, p.result_stride,
