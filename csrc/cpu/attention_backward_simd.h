@@ -36,6 +36,48 @@ bool needs_scores(const AttentionBackward<T>& a) {
   return !a.weights || a.grad_entropy;
 }
 
+template <class T>
+void fetch_pair(const AttentionBackward<T>& a, int64_t pair, Fetch& fetch) {
+  const auto& [batch, heads, queries, keys, dim, causal] = a.shape;
+  fetch.add(a.k.at(pair, heads, 0), a.k.time_stride, keys, dim);
+  fetch.add(a.v.at(pair, heads, 0), a.v.time_stride, keys, dim);
+  if (a.weights) fetch.add(a.weights + pair * queries * keys, keys, queries, keys);
+  if (a.grad_out.data) {
+    fetch.add(a.grad_out.at(pair, heads, 0), a.grad_out.time_stride, queries, dim);
+  }
+  fetch.add(a.q.at(pair, heads, 0), a.q.time_stride, queries, dim);
+  fetch.add(a.grad_v.at(pair, heads, 0), a.grad_v.time_stride, keys, dim);
+  fetch.add(a.grad_q.at(pair, heads, 0), a.grad_q.time_stride, queries, dim);
+  fetch.add(a.grad_k.at(pair, heads, 0), a.grad_k.time_stride, keys, dim);
+}
+
+// What the blocks of a pair share.
+template <class T>
+struct BackwardPair {
+  BackwardPair(const AttentionBackward<T>& a, int64_t pair_, int64_t end,
+               const BackwardScratch<T>& scratch)
+      : pair(pair_) {
+    const AttentionShape& shape = a.shape;
+    const T* k = a.k.at(pair, shape.heads, 0);
+    keys = pack(k, a.k.time_stride, shape.keys, shape.dim, scratch.keys);
+    if (needs_scores(a)) {
+      keys_transposed = pack_transposed(k, a.k.time_stride, shape.keys, shape.dim, a.scale,
+                                        scratch.keys_transposed);
+    }
+    if (a.grad_out.data) {
+      values_transposed = pack_transposed(a.v.at(pair, shape.heads, 0), a.v.time_stride, shape.keys,
+                                          shape.dim, T(1), scratch.values_transposed);
+    }
+    if (pair + 1 < end) fetch_pair(a, pair + 1, fetch);
+  }
+
+  int64_t pair;
+  Panels<T> keys;
+  Panels<T> keys_transposed;
+  Panels<T> values_transposed;
+  Fetch fetch;
+};
+
 // to[0, columns) = from[0, columns), zeros from `filled` on; columns is a whole number of vectors.
 template <class T>
 void copy_row(const T* from, int64_t filled, T* to, int64_t columns) {
@@ -50,16 +92,16 @@ void copy_row(const T* from, int64_t filled, T* to, int64_t columns) {
 }
 
 template <class T>
-void get_weights(const AttentionBackward<T>& a, const Block& block, int64_t pair,
-                 const BackwardScratch<T>& scratch, Fetch& fetch) {
+void get_weights(const AttentionBackward<T>& a, const Block& block,
+                 const BackwardScratch<T>& scratch, BackwardPair<T>& x) {
   if (needs_scores(a)) {
-    multiply_over_dim(block, a.q.at(pair, a.shape.heads, block.first), a.q.time_stride,
-                      scratch.keys_transposed, scratch.grad, scratch.stride, false, fetch);
+    multiply_over_dim(block, a.q.at(x.pair, a.shape.heads, block.first), a.q.time_stride,
+                      x.keys_transposed, scratch.grad, scratch.stride, false, x.fetch);
     softmax<T>(block, scratch.grad, scratch.weights, scratch.stride, nullptr, scratch.sums);
     return;
   }
   const int64_t keys = a.shape.keys;
-  const T* from = a.weights + (pair * a.shape.queries + block.first) * keys;
+  const T* from = a.weights + (x.pair * a.shape.queries + block.first) * keys;
   for (int64_t row = 0; row < block.rows; ++row, from += keys) {
     copy_row(from, keys, scratch.weights + row * scratch.stride, block.padded_columns<T>(row));
   }
@@ -143,67 +185,45 @@ void softmax_grad(const AttentionBackward<T>& a, const Block& block, int64_t pai
 }
 
 template <class T>
-void backward_block(const AttentionBackward<T>& a, const Block& block, int64_t pair,
-                    const BackwardScratch<T>& scratch, Fetch& fetch) {
+void backward_block(const AttentionBackward<T>& a, const Block& block,
+                    const BackwardScratch<T>& scratch, BackwardPair<T>& x) {
   const int64_t heads = a.shape.heads;
   const int64_t dim = a.shape.dim;
   // The last block comes first, and it sees all keys; the others add to grad_k and grad_v.
   const bool accumulate = block.first + block.rows < a.shape.queries;
   const bool started = a.grad_weights || a.grad_entropy || !a.grad_out.data;
-  get_weights(a, block, pair, scratch, fetch);
-  if (started) start_grad(a, block, pair, scratch);
+  get_weights(a, block, scratch, x);
+  if (started) start_grad(a, block, x.pair, scratch);
   if (a.grad_out.data) {
-    const T* grad_out = a.grad_out.at(pair, heads, block.first);
-    multiply_over_dim(block, grad_out, a.grad_out.time_stride, scratch.values_transposed,
-                      scratch.grad, scratch.stride, started, fetch);
-    pack(grad_out, a.grad_out.time_stride, block.rows, dim, scratch.grad_out);
-    multiply_over_queries(block, scratch.weights, scratch.stride, scratch.grad_out,
-                          a.grad_v.at(pair, heads, 0), a.grad_v.time_stride, accumulate, fetch);
+    const T* grad_out = a.grad_out.at(x.pair, heads, block.first);
+    multiply_over_dim(block, grad_out, a.grad_out.time_stride, x.values_transposed, scratch.grad,
+                      scratch.stride, started, x.fetch);
+    multiply_over_queries(block, scratch.weights, scratch.stride,
+                          pack(grad_out, a.grad_out.time_stride, block.rows, dim, scratch.grad_out),
+                          a.grad_v.at(x.pair, heads, 0), a.grad_v.time_stride, accumulate, x.fetch);
   }
-  softmax_grad(a, block, pair, scratch);
-  multiply_over_keys(block, scratch.grad, scratch.stride, scratch.keys,
-                     a.grad_q.at(pair, heads, block.first), a.grad_q.time_stride, fetch);
-  pack(a.q.at(pair, heads, block.first), a.q.time_stride, block.rows, dim, scratch.queries);
-  multiply_over_queries(block, scratch.grad, scratch.stride, scratch.queries,
-                        a.grad_k.at(pair, heads, 0), a.grad_k.time_stride, accumulate, fetch);
+  softmax_grad(a, block, x.pair, scratch);
+  multiply_over_keys(block, scratch.grad, scratch.stride, x.keys,
+                     a.grad_q.at(x.pair, heads, block.first), a.grad_q.time_stride, x.fetch);
+  const T* q = a.q.at(x.pair, heads, block.first);
+  multiply_over_queries(block, scratch.grad, scratch.stride,
+                        pack(q, a.q.time_stride, block.rows, dim, scratch.queries),
+                        a.grad_k.at(x.pair, heads, 0), a.grad_k.time_stride, accumulate, x.fetch);
 }
 
 template <class T>
-void backward_pair(const AttentionBackward<T>& a, int64_t pair, const BackwardScratch<T>& scratch,
-                   Fetch& fetch) {
+void backward_pair(const AttentionBackward<T>& a, const BackwardScratch<T>& scratch,
+                   BackwardPair<T>& x) {
   const AttentionShape& shape = a.shape;
-  const T* k = a.k.at(pair, shape.heads, 0);
-  pack(k, a.k.time_stride, shape.keys, shape.dim, scratch.keys);
-  if (needs_scores(a)) {
-    pack_transposed(k, a.k.time_stride, shape.keys, shape.dim, a.scale, scratch.keys_transposed);
-  }
-  if (a.grad_out.data) {
-    pack_transposed(a.v.at(pair, shape.heads, 0), a.v.time_stride, shape.keys, shape.dim, T(1),
-                    scratch.values_transposed);
-  } else {
+  if (!a.grad_out.data) {
     for (int64_t key = 0; key < shape.keys; ++key) {
-      write_row<T>(nullptr, 0, 0, a.grad_v.at(pair, shape.heads, key), shape.dim);
+      write_row<T>(nullptr, 0, 0, a.grad_v.at(x.pair, shape.heads, key), shape.dim);
     }
   }
   const int64_t last = round_down(shape.queries - 1, scratch.rows);
   for (int64_t first = last; first >= 0; first -= scratch.rows) {
-    backward_block(a, Block(shape, first, scratch.rows), pair, scratch, fetch);
+    backward_block(a, Block(shape, first, scratch.rows), scratch, x);
   }
-}
-
-template <class T>
-void fetch_pair(const AttentionBackward<T>& a, int64_t pair, Fetch& fetch) {
-  const auto& [batch, heads, queries, keys, dim, causal] = a.shape;
-  fetch.add(a.k.at(pair, heads, 0), a.k.time_stride, keys, dim);
-  fetch.add(a.v.at(pair, heads, 0), a.v.time_stride, keys, dim);
-  if (a.weights) fetch.add(a.weights + pair * queries * keys, keys, queries, keys);
-  if (a.grad_out.data) {
-    fetch.add(a.grad_out.at(pair, heads, 0), a.grad_out.time_stride, queries, dim);
-  }
-  fetch.add(a.q.at(pair, heads, 0), a.q.time_stride, queries, dim);
-  fetch.add(a.grad_v.at(pair, heads, 0), a.grad_v.time_stride, keys, dim);
-  fetch.add(a.grad_q.at(pair, heads, 0), a.grad_q.time_stride, queries, dim);
-  fetch.add(a.grad_k.at(pair, heads, 0), a.grad_k.time_stride, keys, dim);
 }
 
 template <class T>
@@ -211,9 +231,8 @@ void backward(const AttentionBackward<T>& a, int64_t begin, int64_t end, void* m
   Arena arena(memory);
   const BackwardScratch<T> scratch(a, arena);
   for (int64_t pair = begin; pair < end; ++pair) {
-    Fetch fetch;
-    if (pair + 1 < end) fetch_pair(a, pair + 1, fetch);
-    backward_pair(a, pair, scratch, fetch);
+    BackwardPair<T> x(a, pair, end, scratch);
+    backward_pair(a, scratch, x);
   }
 }
 

@@ -155,23 +155,6 @@ struct ForwardScratch {
 };
 
 template <class T>
-void forward_block(const AttentionForward<T>& a, const Block& block, int64_t pair,
-                   const ForwardScratch<T>& scratch, Fetch& fetch) {
-  const int64_t row = pair * a.shape.queries + block.first;
-  T* captured = a.weights ? a.weights + row * a.shape.keys : nullptr;
-  multiply_over_dim(block, a.q.at(pair, a.shape.heads, block.first), a.q.time_stride, scratch.keys,
-                    scratch.scores, scratch.stride, false, fetch);
-  softmax(block, scratch.scores, scratch.scores, scratch.stride, captured, scratch.sums);
-  if (a.lse || a.entropy) {
-    write_lse_and_entropy(scratch.sums, block.rows, a.lse ? a.lse + row : nullptr,
-                          a.entropy ? a.entropy + row : nullptr);
-  }
-  multiply_over_keys(block, captured ? captured : scratch.scores,
-                     captured ? a.shape.keys : scratch.stride, scratch.values,
-                     a.out.at(pair, a.shape.heads, block.first), a.out.time_stride, fetch);
-}
-
-template <class T>
 void fetch_pair(const AttentionForward<T>& a, int64_t pair, Fetch& fetch) {
   const auto& [batch, heads, queries, keys, dim, causal] = a.shape;
   fetch.add(a.k.at(pair, heads, 0), a.k.time_stride, keys, dim);
@@ -181,19 +164,51 @@ void fetch_pair(const AttentionForward<T>& a, int64_t pair, Fetch& fetch) {
   fetch.add(a.out.at(pair, heads, 0), a.out.time_stride, queries, dim);
 }
 
+// What the blocks of a pair share.
+template <class T>
+struct ForwardPair {
+  ForwardPair(const AttentionForward<T>& a, int64_t pair_, int64_t end,
+              const ForwardScratch<T>& scratch)
+      : pair(pair_),
+        keys(pack_transposed(a.k.at(pair, a.shape.heads, 0), a.k.time_stride, a.shape.keys,
+                             a.shape.dim, a.scale, scratch.keys)),
+        values(pack(a.v.at(pair, a.shape.heads, 0), a.v.time_stride, a.shape.keys, a.shape.dim,
+                    scratch.values)) {
+    if (pair + 1 < end) fetch_pair(a, pair + 1, fetch);
+  }
+
+  int64_t pair;
+  Panels<T> keys;
+  Panels<T> values;
+  Fetch fetch;
+};
+
+template <class T>
+void forward_block(const AttentionForward<T>& a, const Block& block,
+                   const ForwardScratch<T>& scratch, ForwardPair<T>& x) {
+  const AttentionShape& shape = a.shape;
+  const int64_t row = x.pair * shape.queries + block.first;
+  T* captured = a.weights ? a.weights + row * shape.keys : nullptr;
+  multiply_over_dim(block, a.q.at(x.pair, shape.heads, block.first), a.q.time_stride, x.keys,
+                    scratch.scores, scratch.stride, false, x.fetch);
+  softmax(block, scratch.scores, scratch.scores, scratch.stride, captured, scratch.sums);
+  if (a.lse || a.entropy) {
+    write_lse_and_entropy(scratch.sums, block.rows, a.lse ? a.lse + row : nullptr,
+                          a.entropy ? a.entropy + row : nullptr);
+  }
+  multiply_over_keys(block, captured ? captured : scratch.scores,
+                     captured ? shape.keys : scratch.stride, x.values,
+                     a.out.at(x.pair, shape.heads, block.first), a.out.time_stride, x.fetch);
+}
+
 template <class T>
 void forward(const AttentionForward<T>& a, int64_t begin, int64_t end, void* memory) {
-  const AttentionShape& shape = a.shape;
   Arena arena(memory);
   const ForwardScratch<T> scratch(a, arena);
   for (int64_t pair = begin; pair < end; ++pair) {
-    pack_transposed(a.k.at(pair, shape.heads, 0), a.k.time_stride, shape.keys, shape.dim, a.scale,
-                    scratch.keys);
-    pack(a.v.at(pair, shape.heads, 0), a.v.time_stride, shape.keys, shape.dim, scratch.values);
-    Fetch fetch;
-    if (pair + 1 < end) fetch_pair(a, pair + 1, fetch);
-    for (int64_t first = 0; first < shape.queries; first += scratch.rows) {
-      forward_block(a, Block(shape, first, scratch.rows), pair, scratch, fetch);
+    ForwardPair<T> x(a, pair, end, scratch);
+    for (int64_t first = 0; first < a.shape.queries; first += scratch.rows) {
+      forward_block(a, Block(a.shape, first, scratch.rows), scratch, x);
     }
   }
 }

@@ -2,8 +2,8 @@
 // what it includes is per level, too. This file: the tiling and the products; then the passes.
 //
 // All products are register tiles C = A B of up to kTileRows rows and kTileVectors vectors, as sums
-// of broadcast elements of A times vectors of B. B is packed once per head into panels [columns /
-// kPanel][inner][kPanel], so that a tile reads it in sequence and inner loops have no tails. Query
+// of broadcast elements of A times vectors of B. Unless B is small, it is packed once per head into
+// panels [columns / kPanel][inner][kPanel]: a tile reads it in sequence, without tails. Query
 // rows are processed in blocks, which bounds the scratch to a few matrices [keys, dim] and [block,
 // keys]. Tiles right of the diagonal are skipped; what lies there within a tile has weight zero.
 #include "cpu/vector.h"
@@ -21,7 +21,7 @@ constexpr int kPanel = kTileVectors * kLanes<T>;
 // Query rows per block: at most so many, and as fit into a share of the L2 cache with their scores.
 constexpr int64_t kMaxBlockRows = 16 * kTileRows;
 constexpr int64_t kBlockBytes = 160 * 1024;
-// Panels of keys that one tile after another multiplies, a share of the L1 cache.
+// As much of a matrix as one tile of rows after another is multiplied by: a share of the L1 cache.
 constexpr int64_t kNearBytes = 16 * 1024;
 constexpr int64_t kLine = 64;  // bytes of a cache line
 
@@ -106,7 +106,8 @@ class Fetch {
                           rows < kMaxBlockRows ? rows : kMaxBlockRows};
   }
 
-  // Whether there are more. Always inline: GCC may take a function that only prefetches for one without effect.
+  // Whether there are more. Always inline: GCC may take a function that only prefetches for one
+  // without effect.
   [[gnu::always_inline]] bool some_lines() {
     for (int lines = 0; lines < kFetchLines && next_ < count_;) {
       Stream& stream = streams_[next_];
@@ -137,25 +138,41 @@ int64_t panels_size(int64_t columns, int64_t inner) {
   return round_up(columns, kPanel<T>) * inner;
 }
 
-// panels[dim / kPanel][rows][kPanel] = matrix [rows, dim]
+// The right side B of a product. The panel of the columns from c on begins at data + c * spread,
+// and its rows are `stride` apart.
 template <class T>
-void pack(const T* matrix, int64_t stride, int64_t rows, int64_t dim, T* panels) {
+struct Panels {
+  const T* data;
+  int64_t spread;
+  int64_t stride;
+
+  Panels from_row(int64_t row) const { return {data + row * stride, spread, stride}; }
+};
+
+// The matrix [rows, dim] where it is, if it has whole vectors and is small enough to stay near, or
+// else packed into memory[dim / kPanel][rows][kPanel].
+template <class T>
+Panels<T> pack(const T* matrix, int64_t stride, int64_t rows, int64_t dim, T* memory) {
+  const int64_t bytes = rows * dim * int64_t(sizeof(T));
+  if (dim % kLanes<T> == 0 && bytes <= kNearBytes) return {matrix, 1, stride};
+  T* to = memory;
   for (int64_t d = 0; d < dim; d += kPanel<T>) {
-    for (int64_t row = 0; row < rows; ++row, panels += kPanel<T>) {
+    for (int64_t row = 0; row < rows; ++row, to += kPanel<T>) {
       for (int64_t i = 0; i < kPanel<T> && d + i < dim; i += kLanes<T>) {
-        store(panels + i, load_at_most(matrix + row * stride + d + i, dim - d - i));
+        store(to + i, load_at_most(matrix + row * stride + d + i, dim - d - i));
       }
     }
   }
+  return {memory, rows, kPanel<T>};
 }
 
-// panels[rows / kPanel][dim][kPanel] = factor * matrix [rows, dim] transposed
+// factor * matrix [rows, dim] transposed, packed into memory[rows / kPanel][dim][kPanel].
 template <class T>
-void pack_transposed(const T* matrix, int64_t stride, int64_t rows, int64_t dim, T factor,
-                     T* panels) {
+Panels<T> pack_transposed(const T* matrix, int64_t stride, int64_t rows, int64_t dim, T factor,
+                          T* memory) {
   constexpr int n = kLanes<T>;
   for (int64_t row = 0; row < rows; row += n) {
-    T* panel = panels + round_down(row, kPanel<T>) * dim + row % kPanel<T>;
+    T* panel = memory + round_down(row, kPanel<T>) * dim + row % kPanel<T>;
     for (int64_t d = 0; d < dim; d += n) {
       const T* from = matrix + row * stride + d;
       Vec<T> square[n];
@@ -175,17 +192,17 @@ void pack_transposed(const T* matrix, int64_t stride, int64_t rows, int64_t dim,
       }
     }
   }
+  return {memory, dim, kPanel<T>};
 }
 
 enum class Left { kPlain, kTransposed };
 
-// C = A B for a tile of rows, with B in panels.
+// C = A B for a tile of rows.
 template <class T>
 struct Product {
   const T* left;  // A[row, i] is left[row * left_stride + i], or left[i * left_stride + row]
   int64_t left_stride;
-  const T* panels;  // B[i, column] is panels[column / kPanel * kPanel * depth + i * kPanel + ..]
-  int64_t depth;
+  Panels<T> panels;  // B
   int64_t inner;
   T* result;  // C
   int64_t result_stride;
@@ -207,12 +224,13 @@ template <class T, Left kLeft, int kRows, int kVectors>
 #pragma GCC unroll 12
   for (int i = 0; i < kSums; ++i) sum[i] = Vec<T>{};
   const T* left = p.left;
-  const T* panel = p.panels + column * p.depth;
+  const T* panel = p.panels.data + column * p.panels.spread;
+  const int64_t panel_stride = p.panels.stride;
   const int64_t inner = p.inner;
   for (int64_t step = 0; step < inner;) {
     const bool pause = p.fetch->some_lines() && step + kFetchSteps < inner;
     const int64_t next = pause ? step + kFetchSteps : inner;
-    for (; step < next; ++step, left += inner_stride, panel += kPanel<T>) {
+    for (; step < next; ++step, left += inner_stride, panel += panel_stride) {
 #pragma GCC unroll 12
       for (int i = 0; i < kSums; ++i) {
         sum[i] = left[i / kVectors * row_stride] * load(panel + i % kVectors * n) + sum[i];
@@ -265,7 +283,7 @@ void multiply(int64_t rows, const Product<T>& p) {
 
 // result [block rows, keys] (+)= matrix [block rows, dim] * panels [dim, keys]
 template <class T>
-void multiply_over_dim(const Block& block, const T* matrix, int64_t stride, const T* panels,
+void multiply_over_dim(const Block& block, const T* matrix, int64_t stride, const Panels<T>& panels,
                        T* result, int64_t result_stride, bool accumulate, Fetch& fetch) {
   const int64_t dim = block.shape.dim;
   const int64_t all_keys = block.visible_keys(block.rows - 1);
@@ -275,10 +293,11 @@ void multiply_over_dim(const Block& block, const T* matrix, int64_t stride, cons
       end = block.tiles.end(row);
       const int64_t columns = block.tile_columns<T>(row) - key;
       if (columns <= 0) continue;
+      const Panels<T> near = {panels.data + key * panels.spread, panels.spread, panels.stride};
       multiply<T, Left::kPlain>(
-          end - row, {matrix + row * stride, stride, panels + key * dim, dim, dim,
-                      result + row * result_stride + key, result_stride,
-                      columns < near_keys ? columns : near_keys, accumulate, &fetch});
+          end - row,
+          {matrix + row * stride, stride, near, dim, result + row * result_stride + key,
+           result_stride, columns < near_keys ? columns : near_keys, accumulate, &fetch});
     }
   }
 }
@@ -286,20 +305,19 @@ void multiply_over_dim(const Block& block, const T* matrix, int64_t stride, cons
 // result [block rows, dim] = weights [block rows, keys] * panels [keys, dim]
 template <class T>
 void multiply_over_keys(const Block& block, const T* weights, int64_t weights_stride,
-                        const T* panels, T* result, int64_t stride, Fetch& fetch) {
+                        const Panels<T>& panels, T* result, int64_t stride, Fetch& fetch) {
   for (int64_t row = 0, end; row < block.rows; row = end) {
     end = block.tiles.end(row);
     multiply<T, Left::kPlain>(
-        end - row,
-        {weights + row * weights_stride, weights_stride, panels, block.shape.keys,
-         block.tile_keys(row), result + row * stride, stride, block.shape.dim, false, &fetch});
+        end - row, {weights + row * weights_stride, weights_stride, panels, block.tile_keys(row),
+                    result + row * stride, stride, block.shape.dim, false, &fetch});
   }
 }
 
 // result [keys, dim] (+)= weights [block rows, keys] transposed * panels [block rows, dim]
 template <class T>
 void multiply_over_queries(const Block& block, const T* weights, int64_t weights_stride,
-                           const T* panels, T* result, int64_t stride, bool accumulate,
+                           const Panels<T>& panels, T* result, int64_t stride, bool accumulate,
                            Fetch& fetch) {
   const AttentionShape& shape = block.shape;
   const Tiles tiles(block.visible_keys(block.rows - 1));
@@ -309,7 +327,7 @@ void multiply_over_queries(const Block& block, const T* weights, int64_t weights
     const int64_t row = seen_from > 0 ? seen_from : 0;
     multiply<T, Left::kTransposed>(
         end - key,
-        {weights + row * weights_stride + key, weights_stride, panels + row * kPanel<T>, block.rows,
+        {weights + row * weights_stride + key, weights_stride, panels.from_row(row),
          block.rows - row, result + key * stride, stride, shape.dim, accumulate, &fetch});
   }
 }
