@@ -99,21 +99,24 @@ constexpr int64_t kFetchSteps = 8;
 // lines at a time, because it stalls on more than it can await at once.
 class Fetch {
  public:
+  // Not more than stays in the cache until it is used.
   template <class T>
   void add(T* data, int64_t stride, int64_t rows, int64_t columns) {
     const int64_t size = sizeof(T);
+    const int64_t most_rows = 1 + kNearBytes / (columns * size);
     streams_[count_++] = {reinterpret_cast<const char*>(data), stride * size, columns * size,
-                          rows < kMaxBlockRows ? rows : kMaxBlockRows};
+                          rows < most_rows ? rows : most_rows};
   }
 
   // Whether there are more. Always inline: GCC may take a function that only prefetches for one
   // without effect.
   [[gnu::always_inline]] bool some_lines() {
-    for (int lines = 0; lines < kFetchLines && next_ < count_;) {
+    for (int line = 0; line < kFetchLines && next_ < count_; ++line) {
       Stream& stream = streams_[next_];
-      for (int64_t at = 0; at < stream.bytes; at += kLine, ++lines) {
-        __builtin_prefetch(stream.row + at);
-      }
+      __builtin_prefetch(stream.row + at_);
+      at_ += kLine;
+      if (at_ < stream.bytes) continue;
+      at_ = 0;
       stream.row += stream.stride;
       if (--stream.rows == 0) ++next_;
     }
@@ -129,6 +132,7 @@ class Fetch {
   };
   static constexpr int kMaxStreams = 8;
   Stream streams_[kMaxStreams];
+  int64_t at_ = 0;  // in the first row of the next stream
   int count_ = 0;
   int next_ = 0;
 };
