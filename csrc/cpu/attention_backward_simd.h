@@ -78,7 +78,7 @@ struct BackwardPair {
   Fetch fetch;
 };
 
-// to[0, columns) = from[0, columns), zeros from `filled` on; columns is a whole number of vectors.
+// to[0, columns) = from[0, filled), then zeros; columns is a whole number of vectors.
 template <class T>
 void copy_row(const T* from, int64_t filled, T* to, int64_t columns) {
   constexpr int n = kLanes<T>;
@@ -134,7 +134,7 @@ void start_grad(const AttentionBackward<T>& a, const Block& block, int64_t pair,
   }
 }
 
-// grad_j = scale * weights_j * (grad_j - sum_i weights_i grad_i + grad_lse) for kRows rows.
+// grad_j = scale * weights_j * (grad_j - sum_i weights_i grad_i + grad_lse) for a tile of rows.
 template <class T, int kRows = kTileRows>
 void softmax_grad_rows(int64_t rows, const T* weights, T* grad, int64_t stride, int64_t columns,
                        T scale, const T* grad_lse) {

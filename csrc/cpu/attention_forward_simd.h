@@ -17,11 +17,17 @@ struct RowSums {
   T* moment;  // sum_j exp(s_j - m) * (s_j - m), or null: not wanted
 };
 
-// exp(score - max) of kRows rows, of which row 0 sees `keys` keys and each further row `more` more,
-// up to a whole vector. Keys that are not seen become the lowest score and an exponential of zero.
-template <class T, int kRows>
-void exponentials(T* scores, T* to, int64_t stride, int64_t keys, int64_t more,
+// exp(score - max) of a tile of rows, of which row 0 sees `keys` keys and each further row `more`
+// more, up to a whole vector. Keys that are not seen become the lowest score and an exponential of
+// zero.
+template <class T, int kRows = kTileRows>
+void exponentials(int64_t rows, T* scores, T* to, int64_t stride, int64_t keys, int64_t more,
                   const RowSums<T>& sums, int64_t first) {
+  if constexpr (kRows > 1) {
+    if (rows < kRows) {
+      return exponentials<T, kRows - 1>(rows, scores, to, stride, keys, more, sums, first);
+    }
+  }
   constexpr int n = kLanes<T>;
   const Vec<T> lowest = broadcast(std::numeric_limits<T>::lowest());
   const int64_t seen_by_all = round_down(keys, n);
@@ -89,24 +95,13 @@ void write_row(const T* from, int64_t filled, T factor, T* to, int64_t columns) 
   for (; i < last; i += n) store(to + i, Vec<T>{});
 }
 
-template <class T, int kRows = kTileRows>
-void exponentials(int64_t rows, T* scores, T* to, int64_t stride, int64_t keys, int64_t more,
-                  const RowSums<T>& sums, int64_t first) {
-  if constexpr (kRows > 1) {
-    if (rows < kRows) {
-      return exponentials<T, kRows - 1>(rows, scores, to, stride, keys, more, sums, first);
-    }
-  }
-  exponentials<T, kRows>(scores, to, stride, keys, more, sums, first);
-}
-
 // The softmax of a block of scores as padded weights of the same stride, maybe in place, or as
 // `captured` weights [block rows, keys] if that is not null. Changes scores that are not seen.
 template <class T>
 void softmax(const Block& block, T* scores, T* weights, int64_t stride, T* captured,
              const RowSums<T>& sums) {
-  for (int64_t row = 0; row < block.rows; row += kTileRows) {
-    const int64_t end = row + kTileRows < block.rows ? row + kTileRows : block.rows;
+  for (int64_t row = 0, end; row < block.rows; row = end) {
+    end = block.tiles.end(row);
     exponentials<T>(end - row, scores + row * stride, weights + row * stride, stride,
                     block.visible_keys(row), block.shape.causal, sums, row);
     for (int64_t r = row; r < end; ++r) {
