@@ -206,7 +206,8 @@ def plot_bars(rows: list[dict], path: str) -> None:
     times = {(r["case"], r["provider"]): per_unit(r) * 1e3 for r in rows if r["threads"] == threads}
     cases = [case.name for case in CASES if any(name == case.name for name, _ in times)]
     names = [name for name in STYLES if any(other == name for _, other in times)]
-    with pyplot.rc_context({"svg.fonttype": "none", "font.size": 9, "axes.axisbelow": True}):
+    style = {"svg.fonttype": "none", "font.size": 9, "axes.axisbelow": True}
+    with pyplot.rc_context(style):
         figure, axes = pyplot.subplots(figsize=(8.4, 4.2), layout="constrained")
         for i, name in enumerate(names):
             found = [
@@ -221,13 +222,21 @@ def plot_bars(rows: list[dict], path: str) -> None:
                 label=name,
             )
         axes.set(yscale="log", ylabel="forward + backward (ms)")
-        axes.set_xticks(range(len(cases)), [name.replace("-", " ") for name in cases], rotation=20)
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_xticks(range(len(cases)), ["\n".join(_label(name)) for name in cases])
+        axes.tick_params(axis="x", length=0)
         axes.grid(True, axis="y", color="#dddddd", linewidth=0.6)
-        axes.legend(frameon=False, ncols=len(names), loc="upper left")
+        figure.legend(frameon=False, ncols=len(names), loc="outside upper center")
         plural = "s" * (threads > 1)
         axes.set_title(f"attention, causal, float32, {rows[0]['device']}, {threads} thread{plural}")
         figure.savefig(path)
         pyplot.close(figure)
+
+
+def _label(case: str) -> tuple[str, str, str]:
+    batch, heads, time, size, layout = case.split("-")
+    return f"{batch} {heads}", f"{time} {size}", layout
 
 
 def claims():

@@ -6,17 +6,17 @@ namespace {
 
 template <class T>
 struct BackwardScratch {
-  BackwardScratch(const AttentionShape& shape, Arena& arena)
-      : rows(block_rows<T>(shape)),
-        stride(scores_stride<T>(shape)),
-        keys(arena.take<T>(panels_size<T>(shape.dim, shape.keys))),
-        keys_transposed(arena.take<T>(panels_size<T>(shape.keys, shape.dim))),
-        values_transposed(arena.take<T>(panels_size<T>(shape.keys, shape.dim))),
-        queries(arena.take<T>(panels_size<T>(shape.dim, rows))),
-        grad_out(arena.take<T>(panels_size<T>(shape.dim, rows))),
+  BackwardScratch(const AttentionBackward<T>& a, Arena& arena)
+      : rows(block_rows<T>(a.shape)),
+        stride(scores_stride<T>(a.shape)),
+        keys(arena.take<T>(panels_size<T>(a.shape.dim, a.shape.keys))),
+        keys_transposed(arena.take<T>(panels_size<T>(a.shape.keys, a.shape.dim))),
+        values_transposed(arena.take<T>(panels_size<T>(a.shape.keys, a.shape.dim))),
+        queries(arena.take<T>(panels_size<T>(a.shape.dim, rows))),
+        grad_out(arena.take<T>(panels_size<T>(a.shape.dim, rows))),
         weights(arena.take<T>(rows * stride)),
         grad(arena.take<T>(rows * stride)),
-        sums(arena, rows) {}
+        sums(arena, rows, false) {}
 
   int64_t rows;
   int64_t stride;
@@ -37,22 +37,73 @@ bool needs_scores(const AttentionBackward<T>& a) {
 }
 
 template <class T>
-void get_weights(const AttentionBackward<T>& a, const Block& block, int64_t pair,
-                 const BackwardScratch<T>& scratch) {
+void fetch_pair(const AttentionBackward<T>& a, int64_t pair, Fetch& fetch) {
+  const auto& [batch, heads, queries, keys, dim, causal] = a.shape;
+  fetch.add(a.k.at(pair, heads, 0), a.k.time_stride, keys, dim);
+  fetch.add(a.v.at(pair, heads, 0), a.v.time_stride, keys, dim);
+  if (a.weights) fetch.add(a.weights + pair * queries * keys, keys, queries, keys);
+  if (a.grad_out.data) {
+    fetch.add(a.grad_out.at(pair, heads, 0), a.grad_out.time_stride, queries, dim);
+  }
+  fetch.add(a.q.at(pair, heads, 0), a.q.time_stride, queries, dim);
+  fetch.add(a.grad_v.at(pair, heads, 0), a.grad_v.time_stride, keys, dim);
+  fetch.add(a.grad_q.at(pair, heads, 0), a.grad_q.time_stride, queries, dim);
+  fetch.add(a.grad_k.at(pair, heads, 0), a.grad_k.time_stride, keys, dim);
+}
+
+// What the blocks of a pair share.
+template <class T>
+struct BackwardPair {
+  BackwardPair(const AttentionBackward<T>& a, int64_t pair_, int64_t end,
+               const BackwardScratch<T>& scratch)
+      : pair(pair_) {
+    const AttentionShape& shape = a.shape;
+    const T* k = a.k.at(pair, shape.heads, 0);
+    keys = pack(k, a.k.time_stride, shape.keys, shape.dim, scratch.keys);
+    if (needs_scores(a)) {
+      keys_transposed = pack_transposed(k, a.k.time_stride, shape.keys, shape.dim, a.scale,
+                                        scratch.keys_transposed);
+    }
+    if (a.grad_out.data) {
+      values_transposed = pack_transposed(a.v.at(pair, shape.heads, 0), a.v.time_stride, shape.keys,
+                                          shape.dim, T(1), scratch.values_transposed);
+    }
+    if (pair + 1 < end) fetch_pair(a, pair + 1, fetch);
+  }
+
+  int64_t pair;
+  Panels<T> keys;
+  Panels<T> keys_transposed;
+  Panels<T> values_transposed;
+  Fetch fetch;
+};
+
+// to[0, columns) = from[0, filled), then zeros; columns is a whole number of vectors.
+template <class T>
+void copy_row(const T* from, int64_t filled, T* to, int64_t columns) {
+  constexpr int n = kLanes<T>;
+  const int64_t whole = columns <= filled ? columns : columns - n;
+  if (whole < columns) {
+    // The last values overlap the vector before.
+    store(to + whole, filled < n ? load_partial(from, filled) : Vec<T>{});
+    if (filled >= n) store(to + filled - n, load(from + filled - n));
+  }
+  for (int64_t i = 0; i < whole; i += n) store(to + i, load(from + i));
+}
+
+template <class T>
+void get_weights(const AttentionBackward<T>& a, const Block& block,
+                 const BackwardScratch<T>& scratch, BackwardPair<T>& x) {
   if (needs_scores(a)) {
-    multiply_over_dim(block, a.q.at(pair, a.shape.heads, block.first), a.q.time_stride,
-                      scratch.keys_transposed, scratch.grad, scratch.stride, false);
+    multiply_over_dim(block, a.q.at(x.pair, a.shape.heads, block.first), a.q.time_stride,
+                      x.keys_transposed, scratch.grad, scratch.stride, false, x.fetch);
     softmax<T>(block, scratch.grad, scratch.weights, scratch.stride, nullptr, scratch.sums);
     return;
   }
   const int64_t keys = a.shape.keys;
-  const T* from = a.weights + (pair * a.shape.queries + block.first) * keys;
+  const T* from = a.weights + (x.pair * a.shape.queries + block.first) * keys;
   for (int64_t row = 0; row < block.rows; ++row, from += keys) {
-    T* to = scratch.weights + row * scratch.stride;
-    const int64_t columns = block.padded_columns<T>(row);
-    for (int64_t i = 0; i < columns; i += kLanes<T>) {
-      store(to + i, load_at_most(from + i, keys - i));
-    }
+    copy_row(from, keys, scratch.weights + row * scratch.stride, block.padded_columns<T>(row));
   }
 }
 
@@ -64,9 +115,12 @@ void start_grad(const AttentionBackward<T>& a, const Block& block, int64_t pair,
   const int64_t first = pair * a.shape.queries + block.first;
   T* lse = scratch.sums.max;
   if (a.grad_entropy) write_lse_and_entropy<T>(scratch.sums, block.rows, lse, nullptr);
-  for (int64_t row = 0; row < block.rows; ++row) {
+  for (int64_t row = 0, columns = 0, end = 0; row < block.rows; ++row) {
+    if (row == end) {
+      columns = block.tile_columns<T>(row);
+      end = block.tiles.end(row);
+    }
     T* grad = scratch.grad + row * scratch.stride;
-    const int64_t columns = block.columns<T>(row);
     for (int64_t i = 0; i < columns; i += kLanes<T>) {
       Vec<T> g = {};
       if (a.grad_entropy) {
@@ -80,10 +134,15 @@ void start_grad(const AttentionBackward<T>& a, const Block& block, int64_t pair,
   }
 }
 
-// grad_j = scale * weights_j * (grad_j - sum_i weights_i grad_i + grad_lse) for kRows rows.
-template <class T, int kRows>
-void softmax_grad_rows(const T* weights, T* grad, int64_t stride, int64_t columns, T scale,
-                       const T* grad_lse) {
+// grad_j = scale * weights_j * (grad_j - sum_i weights_i grad_i + grad_lse) for a tile of rows.
+template <class T, int kRows = kTileRows>
+void softmax_grad_rows(int64_t rows, const T* weights, T* grad, int64_t stride, int64_t columns,
+                       T scale, const T* grad_lse) {
+  if constexpr (kRows > 1) {
+    if (rows < kRows) {
+      return softmax_grad_rows<T, kRows - 1>(rows, weights, grad, stride, columns, scale, grad_lse);
+    }
+  }
   Vec<T> shift[kRows];
 #pragma GCC unroll 6
   for (int row = 0; row < kRows; ++row) shift[row] = Vec<T>{};
@@ -111,21 +170,13 @@ void softmax_grad(const AttentionBackward<T>& a, const Block& block, int64_t pai
                   const BackwardScratch<T>& scratch) {
   const T* grad_lse = a.grad_lse ? a.grad_lse + pair * a.shape.queries + block.first : nullptr;
   const int64_t stride = scratch.stride;
-  for (int64_t row = 0; row < block.rows; row += kTileRows) {
-    const int64_t end = block.tile_end(row);
-    const int64_t columns = block.columns<T>(row);
-    const int64_t padded_columns = block.padded_columns<T>(row);
-    if (end - row == kTileRows) {
-      softmax_grad_rows<T, kTileRows>(scratch.weights + row * stride, scratch.grad + row * stride,
-                                      stride, columns, a.scale,
-                                      grad_lse ? grad_lse + row : nullptr);
-    } else {
-      for (int64_t r = row; r < end; ++r) {
-        softmax_grad_rows<T, 1>(scratch.weights + r * stride, scratch.grad + r * stride, stride,
-                                columns, a.scale, grad_lse ? grad_lse + r : nullptr);
-      }
-    }
+  for (int64_t row = 0, end; row < block.rows; row = end) {
+    end = block.tiles.end(row);
+    const int64_t columns = block.tile_columns<T>(row);
+    softmax_grad_rows<T>(end - row, scratch.weights + row * stride, scratch.grad + row * stride,
+                         stride, columns, a.scale, grad_lse ? grad_lse + row : nullptr);
     for (int64_t r = row; r < end; ++r) {
+      const int64_t padded_columns = block.padded_columns<T>(r);
       for (int64_t i = columns; i < padded_columns; i += kLanes<T>) {
         store(scratch.grad + r * stride + i, Vec<T>{});
       }
@@ -134,71 +185,64 @@ void softmax_grad(const AttentionBackward<T>& a, const Block& block, int64_t pai
 }
 
 template <class T>
-void backward_block(const AttentionBackward<T>& a, const Block& block, int64_t pair,
-                    const BackwardScratch<T>& scratch) {
+void backward_block(const AttentionBackward<T>& a, const Block& block,
+                    const BackwardScratch<T>& scratch, BackwardPair<T>& x) {
   const int64_t heads = a.shape.heads;
   const int64_t dim = a.shape.dim;
   // The last block comes first, and it sees all keys; the others add to grad_k and grad_v.
   const bool accumulate = block.first + block.rows < a.shape.queries;
   const bool started = a.grad_weights || a.grad_entropy || !a.grad_out.data;
-  prefetch_next(a.k, a.shape.keys, block, pair);
-  get_weights(a, block, pair, scratch);
-  if (started) start_grad(a, block, pair, scratch);
+  get_weights(a, block, scratch, x);
+  if (started) start_grad(a, block, x.pair, scratch);
   if (a.grad_out.data) {
-    const T* grad_out = a.grad_out.at(pair, heads, block.first);
-    multiply_over_dim(block, grad_out, a.grad_out.time_stride, scratch.values_transposed,
-                      scratch.grad, scratch.stride, started);
-    prefetch_next(a.v, a.shape.keys, block, pair);
-    pack(grad_out, a.grad_out.time_stride, block.rows, dim, scratch.grad_out);
-    multiply_over_queries(block, scratch.weights, scratch.stride, scratch.grad_out,
-                          a.grad_v.at(pair, heads, 0), a.grad_v.time_stride, accumulate);
-    prefetch_next(a.grad_out, a.shape.queries, block, pair);
+    const T* grad_out = a.grad_out.at(x.pair, heads, block.first);
+    multiply_over_dim(block, grad_out, a.grad_out.time_stride, x.values_transposed, scratch.grad,
+                      scratch.stride, started, x.fetch);
+    multiply_over_queries(block, scratch.weights, scratch.stride,
+                          pack(grad_out, a.grad_out.time_stride, block.rows, dim, scratch.grad_out),
+                          a.grad_v.at(x.pair, heads, 0), a.grad_v.time_stride, accumulate, x.fetch);
   }
-  softmax_grad(a, block, pair, scratch);
-  multiply_over_keys(block, scratch.grad, scratch.stride, scratch.keys,
-                     a.grad_q.at(pair, heads, block.first), a.grad_q.time_stride);
-  prefetch_next(a.q, a.shape.queries, block, pair);
-  pack(a.q.at(pair, heads, block.first), a.q.time_stride, block.rows, dim, scratch.queries);
-  multiply_over_queries(block, scratch.grad, scratch.stride, scratch.queries,
-                        a.grad_k.at(pair, heads, 0), a.grad_k.time_stride, accumulate);
+  softmax_grad(a, block, x.pair, scratch);
+  multiply_over_keys(block, scratch.grad, scratch.stride, x.keys,
+                     a.grad_q.at(x.pair, heads, block.first), a.grad_q.time_stride, x.fetch);
+  const T* q = a.q.at(x.pair, heads, block.first);
+  multiply_over_queries(block, scratch.grad, scratch.stride,
+                        pack(q, a.q.time_stride, block.rows, dim, scratch.queries),
+                        a.grad_k.at(x.pair, heads, 0), a.grad_k.time_stride, accumulate, x.fetch);
 }
 
 template <class T>
-void backward_pair(const AttentionBackward<T>& a, int64_t pair, const BackwardScratch<T>& scratch) {
+void backward_pair(const AttentionBackward<T>& a, const BackwardScratch<T>& scratch,
+                   BackwardPair<T>& x) {
   const AttentionShape& shape = a.shape;
-  const T* k = a.k.at(pair, shape.heads, 0);
-  pack(k, a.k.time_stride, shape.keys, shape.dim, scratch.keys);
-  if (needs_scores(a)) {
-    pack_transposed(k, a.k.time_stride, shape.keys, shape.dim, a.scale, scratch.keys_transposed);
-  }
-  if (a.grad_out.data) {
-    pack_transposed(a.v.at(pair, shape.heads, 0), a.v.time_stride, shape.keys, shape.dim, T(1),
-                    scratch.values_transposed);
-  } else {
+  if (!a.grad_out.data) {
     for (int64_t key = 0; key < shape.keys; ++key) {
-      write_row<T>(nullptr, 0, 0, a.grad_v.at(pair, shape.heads, key), shape.dim);
+      write_row<T>(nullptr, 0, 0, a.grad_v.at(x.pair, shape.heads, key), shape.dim);
     }
   }
   const int64_t last = round_down(shape.queries - 1, scratch.rows);
   for (int64_t first = last; first >= 0; first -= scratch.rows) {
-    backward_block(a, Block(shape, first, scratch.rows), pair, scratch);
+    backward_block(a, Block(shape, first, scratch.rows), scratch, x);
   }
 }
 
 template <class T>
 void backward(const AttentionBackward<T>& a, int64_t begin, int64_t end, void* memory) {
   Arena arena(memory);
-  const BackwardScratch<T> scratch(a.shape, arena);
-  for (int64_t pair = begin; pair < end; ++pair) backward_pair(a, pair, scratch);
+  const BackwardScratch<T> scratch(a, arena);
+  for (int64_t pair = begin; pair < end; ++pair) {
+    BackwardPair<T> x(a, pair, end, scratch);
+    backward_pair(a, scratch, x);
+  }
 }
 
 }  // namespace
 
 int64_t attention_backward_scratch_f32(const AttentionBackward<float>& a) {
-  return scratch_bytes<BackwardScratch<float>>(a.shape);
+  return scratch_bytes<BackwardScratch<float>>(a);
 }
 int64_t attention_backward_scratch_f64(const AttentionBackward<double>& a) {
-  return scratch_bytes<BackwardScratch<double>>(a.shape);
+  return scratch_bytes<BackwardScratch<double>>(a);
 }
 
 void attention_backward_f32(const AttentionBackward<float>& a, int64_t begin, int64_t end,

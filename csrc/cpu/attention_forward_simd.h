@@ -7,21 +7,27 @@ namespace {
 // Of the rows of scores s of a block, with the largest element m.
 template <class T>
 struct RowSums {
-  RowSums(Arena& arena, int64_t rows)
+  RowSums(Arena& arena, int64_t rows, bool wants_moment)
       : max(arena.take<T>(round_up(rows, kLanes<T>))),
         sum(arena.take<T>(round_up(rows, kLanes<T>))),
-        moment(arena.take<T>(round_up(rows, kLanes<T>))) {}
+        moment(wants_moment ? arena.take<T>(round_up(rows, kLanes<T>)) : nullptr) {}
 
   T* max;     // m
   T* sum;     // sum_j exp(s_j - m)
-  T* moment;  // sum_j exp(s_j - m) * (s_j - m)
+  T* moment;  // sum_j exp(s_j - m) * (s_j - m), or null: not wanted
 };
 
-// exp(score - max) of kRows rows, of which row 0 sees `keys` keys and each further row `more` more,
-// up to a whole vector. Keys that are not seen become the lowest score and an exponential of zero.
-template <class T, int kRows>
-void exponentials(T* scores, T* to, int64_t stride, int64_t keys, int64_t more,
+// exp(score - max) of a tile of rows, of which row 0 sees `keys` keys and each further row `more`
+// more, up to a whole vector. Keys that are not seen become the lowest score and an exponential of
+// zero.
+template <class T, int kRows = kTileRows>
+void exponentials(int64_t rows, T* scores, T* to, int64_t stride, int64_t keys, int64_t more,
                   const RowSums<T>& sums, int64_t first) {
+  if constexpr (kRows > 1) {
+    if (rows < kRows) {
+      return exponentials<T, kRows - 1>(rows, scores, to, stride, keys, more, sums, first);
+    }
+  }
   constexpr int n = kLanes<T>;
   const Vec<T> lowest = broadcast(std::numeric_limits<T>::lowest());
   const int64_t seen_by_all = round_down(keys, n);
@@ -64,28 +70,29 @@ void exponentials(T* scores, T* to, int64_t stride, int64_t keys, int64_t more,
       const Vec<T> e = exp<T>(x);
       store(to + row * stride + key, e);
       sum[row] += e;
-      moment[row] += e * x;
+      if (sums.moment) moment[row] += e * x;
     }
   }
 #pragma GCC unroll 6
   for (int row = 0; row < kRows; ++row) {
     sums.max[first + row] = max[row][0];
     sums.sum[first + row] = sum_lanes<T>(sum[row])[0];
-    sums.moment[first + row] = sum_lanes<T>(moment[row])[0];
+    if (sums.moment) sums.moment[first + row] = sum_lanes<T>(moment[row])[0];
   }
 }
 
-// to[0, columns) = factor * from[0, filled), then zeros; filled is a whole number of vectors.
+// to[0, columns) = factor * from[0, filled), then zeros; filled is a whole number of vectors. The
+// last vector overlaps the one before it if the columns are not a whole number of vectors.
 template <class T>
 void write_row(const T* from, int64_t filled, T factor, T* to, int64_t columns) {
   constexpr int n = kLanes<T>;
-  const int64_t whole = round_down(columns, n);
+  const int64_t last = columns - n;
+  if (last < 0) return store_partial(to, filled > 0 ? load(from) * factor : Vec<T>{}, columns);
+  if (filled < columns) store(to + last, Vec<T>{});  // before the values that it overlaps
   int64_t i = 0;
-  for (; i < (filled < whole ? filled : whole); i += n) store(to + i, load(from + i) * factor);
-  for (; i < whole; i += n) store(to + i, Vec<T>{});
-  if (i < columns) {
-    store_partial(to + i, i < filled ? load(from + i) * factor : Vec<T>{}, columns - i);
-  }
+  for (; i < filled && i <= last; i += n) store(to + i, load(from + i) * factor);
+  if (i < filled) store(to + last, load(from + last) * factor);
+  for (; i < last; i += n) store(to + i, Vec<T>{});
 }
 
 // The softmax of a block of scores as padded weights of the same stride, maybe in place, or as
@@ -93,22 +100,18 @@ void write_row(const T* from, int64_t filled, T factor, T* to, int64_t columns) 
 template <class T>
 void softmax(const Block& block, T* scores, T* weights, int64_t stride, T* captured,
              const RowSums<T>& sums) {
-  for (int64_t row = 0; row < block.rows; row += kTileRows) {
-    const int64_t end = block.tile_end(row);
-    const int64_t columns = captured ? block.shape.keys : block.padded_columns<T>(row);
-    if (end - row == kTileRows) {
-      exponentials<T, kTileRows>(scores + row * stride, weights + row * stride, stride,
-                                 block.visible_keys(row), block.shape.causal, sums, row);
-    } else {
-      for (int64_t r = row; r < end; ++r) {
-        exponentials<T, 1>(scores + r * stride, weights + r * stride, stride, block.visible_keys(r),
-                           0, sums, r);
-      }
-    }
+  for (int64_t row = 0, end; row < block.rows; row = end) {
+    end = block.tiles.end(row);
+    exponentials<T>(end - row, scores + row * stride, weights + row * stride, stride,
+                    block.visible_keys(row), block.shape.causal, sums, row);
     for (int64_t r = row; r < end; ++r) {
       T* from = weights + r * stride;
-      write_row(from, round_up(block.visible_keys(r), kLanes<T>), 1 / sums.sum[r],
-                captured ? captured + r * columns : from, columns);
+      const int64_t filled = round_up(block.visible_keys(r), kLanes<T>);
+      if (captured) {
+        write_row(from, filled, 1 / sums.sum[r], captured + r * block.shape.keys, block.shape.keys);
+      } else {
+        write_row(from, filled, 1 / sums.sum[r], from, block.padded_columns<T>(r));
+      }
     }
   }
 }
@@ -130,13 +133,13 @@ void write_lse_and_entropy(const RowSums<T>& sums, int64_t rows, T* lse, T* entr
 
 template <class T>
 struct ForwardScratch {
-  ForwardScratch(const AttentionShape& shape, Arena& arena)
-      : rows(block_rows<T>(shape)),
-        stride(scores_stride<T>(shape)),
-        keys(arena.take<T>(panels_size<T>(shape.keys, shape.dim))),
-        values(arena.take<T>(panels_size<T>(shape.dim, shape.keys))),
+  ForwardScratch(const AttentionForward<T>& a, Arena& arena)
+      : rows(block_rows<T>(a.shape)),
+        stride(scores_stride<T>(a.shape)),
+        keys(arena.take<T>(panels_size<T>(a.shape.keys, a.shape.dim))),
+        values(arena.take<T>(panels_size<T>(a.shape.dim, a.shape.keys))),
         scores(arena.take<T>(rows * stride)),
-        sums(arena, rows) {}
+        sums(arena, rows, a.entropy) {}
 
   int64_t rows;
   int64_t stride;
@@ -147,54 +150,78 @@ struct ForwardScratch {
 };
 
 template <class T>
-void forward_block(const AttentionForward<T>& a, const Block& block, int64_t pair,
-                   const ForwardScratch<T>& scratch) {
-  const int64_t row = pair * a.shape.queries + block.first;
-  T* captured = a.weights ? a.weights + row * a.shape.keys : nullptr;
-  prefetch_next(a.k, a.shape.keys, block, pair);
-  multiply_over_dim(block, a.q.at(pair, a.shape.heads, block.first), a.q.time_stride, scratch.keys,
-                    scratch.scores, scratch.stride, false);
-  prefetch_next(a.v, a.shape.keys, block, pair);
+void fetch_pair(const AttentionForward<T>& a, int64_t pair, Fetch& fetch) {
+  const auto& [batch, heads, queries, keys, dim, causal] = a.shape;
+  fetch.add(a.k.at(pair, heads, 0), a.k.time_stride, keys, dim);
+  fetch.add(a.v.at(pair, heads, 0), a.v.time_stride, keys, dim);
+  fetch.add(a.q.at(pair, heads, 0), a.q.time_stride, queries, dim);
+  if (a.weights) fetch.add(a.weights + pair * queries * keys, keys, queries, keys);
+  fetch.add(a.out.at(pair, heads, 0), a.out.time_stride, queries, dim);
+}
+
+// What the blocks of a pair share.
+template <class T>
+struct ForwardPair {
+  ForwardPair(const AttentionForward<T>& a, int64_t pair_, int64_t end,
+              const ForwardScratch<T>& scratch)
+      : pair(pair_),
+        keys(pack_transposed(a.k.at(pair, a.shape.heads, 0), a.k.time_stride, a.shape.keys,
+                             a.shape.dim, a.scale, scratch.keys)),
+        values(pack(a.v.at(pair, a.shape.heads, 0), a.v.time_stride, a.shape.keys, a.shape.dim,
+                    scratch.values)) {
+    if (pair + 1 < end) fetch_pair(a, pair + 1, fetch);
+  }
+
+  int64_t pair;
+  Panels<T> keys;
+  Panels<T> values;
+  Fetch fetch;
+};
+
+template <class T>
+void forward_block(const AttentionForward<T>& a, const Block& block,
+                   const ForwardScratch<T>& scratch, ForwardPair<T>& x) {
+  const AttentionShape& shape = a.shape;
+  const int64_t row = x.pair * shape.queries + block.first;
+  T* captured = a.weights ? a.weights + row * shape.keys : nullptr;
+  multiply_over_dim(block, a.q.at(x.pair, shape.heads, block.first), a.q.time_stride, x.keys,
+                    scratch.scores, scratch.stride, false, x.fetch);
   softmax(block, scratch.scores, scratch.scores, scratch.stride, captured, scratch.sums);
   if (a.lse || a.entropy) {
     write_lse_and_entropy(scratch.sums, block.rows, a.lse ? a.lse + row : nullptr,
                           a.entropy ? a.entropy + row : nullptr);
   }
-  prefetch_next(a.q, a.shape.queries, block, pair);
   multiply_over_keys(block, captured ? captured : scratch.scores,
-                     captured ? a.shape.keys : scratch.stride, scratch.values,
-                     a.out.at(pair, a.shape.heads, block.first), a.out.time_stride);
+                     captured ? shape.keys : scratch.stride, x.values,
+                     a.out.at(x.pair, shape.heads, block.first), a.out.time_stride, x.fetch);
 }
 
 template <class T>
 void forward(const AttentionForward<T>& a, int64_t begin, int64_t end, void* memory) {
-  const AttentionShape& shape = a.shape;
   Arena arena(memory);
-  const ForwardScratch<T> scratch(shape, arena);
+  const ForwardScratch<T> scratch(a, arena);
   for (int64_t pair = begin; pair < end; ++pair) {
-    pack_transposed(a.k.at(pair, shape.heads, 0), a.k.time_stride, shape.keys, shape.dim, a.scale,
-                    scratch.keys);
-    pack(a.v.at(pair, shape.heads, 0), a.v.time_stride, shape.keys, shape.dim, scratch.values);
-    for (int64_t first = 0; first < shape.queries; first += scratch.rows) {
-      forward_block(a, Block(shape, first, scratch.rows), pair, scratch);
+    ForwardPair<T> x(a, pair, end, scratch);
+    for (int64_t first = 0; first < a.shape.queries; first += scratch.rows) {
+      forward_block(a, Block(a.shape, first, scratch.rows), scratch, x);
     }
   }
 }
 
-template <class Scratch>
-int64_t scratch_bytes(const AttentionShape& shape) {
+template <class Scratch, class Arguments>
+int64_t scratch_bytes(const Arguments& a) {
   Arena arena(nullptr);
-  const Scratch scratch(shape, arena);
+  const Scratch scratch(a, arena);
   return arena.bytes();
 }
 
 }  // namespace
 
 int64_t attention_forward_scratch_f32(const AttentionForward<float>& a) {
-  return scratch_bytes<ForwardScratch<float>>(a.shape);
+  return scratch_bytes<ForwardScratch<float>>(a);
 }
 int64_t attention_forward_scratch_f64(const AttentionForward<double>& a) {
-  return scratch_bytes<ForwardScratch<double>>(a.shape);
+  return scratch_bytes<ForwardScratch<double>>(a);
 }
 
 void attention_forward_f32(const AttentionForward<float>& a, int64_t begin, int64_t end,

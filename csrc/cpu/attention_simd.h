@@ -2,8 +2,8 @@
 // what it includes is per level, too. This file: the tiling and the products; then the passes.
 //
 // All products are register tiles C = A B of up to kTileRows rows and kTileVectors vectors, as sums
-// of broadcast elements of A times vectors of B. B is packed once per head into panels [columns /
-// kPanel][inner][kPanel], so that a tile reads it in sequence and inner loops have no tails. Query
+// of broadcast elements of A times vectors of B. Unless B is small, it is packed once per head into
+// panels [columns / kPanel][inner][kPanel]: a tile reads it in sequence, without tails. Query
 // rows are processed in blocks, which bounds the scratch to a few matrices [keys, dim] and [block,
 // keys]. Tiles right of the diagonal are skipped; what lies there within a tile has weight zero.
 #include "cpu/vector.h"
@@ -21,6 +21,8 @@ constexpr int kPanel = kTileVectors * kLanes<T>;
 // Query rows per block: at most so many, and as fit into a share of the L2 cache with their scores.
 constexpr int64_t kMaxBlockRows = 16 * kTileRows;
 constexpr int64_t kBlockBytes = 160 * 1024;
+// As much of a matrix as one tile of rows after another is multiplied by: a share of the L1 cache.
+constexpr int64_t kNearBytes = 16 * 1024;
 constexpr int64_t kLine = 64;  // bytes of a cache line
 
 // The row stride of a block of scores: an odd number of cache lines, because the rows of a column
@@ -38,78 +40,143 @@ int64_t block_rows(const AttentionShape& shape) {
   return rows > 0 ? rows : kTileRows;
 }
 
+// Cuts rows into tiles of at most kTileRows rows and nearly equal sizes: a small last tile would
+// have too few sums.
+struct Tiles {
+  explicit Tiles(int64_t rows_)
+      : rows(rows_),
+        count((rows + kTileRows - 1) / kTileRows),
+        least(rows / count),
+        larger_until(rows % count * (least + 1)) {}
+
+  // The end of the tile that begins at this row.
+  int64_t end(int64_t row) const { return row + least + (row < larger_until); }
+
+  int64_t rows;
+  int64_t count;
+  int64_t least;
+  int64_t larger_until;
+};
+
 // Query rows of a head, from `first` on; rows are counted from there. Each tile of rows computes
 // whole vectors of scores, as many as its last row needs.
 struct Block {
   Block(const AttentionShape& shape_, int64_t first_, int64_t most_rows)
       : shape(shape_),
         first(first_),
-        rows(shape.queries - first < most_rows ? shape.queries - first : most_rows) {}
+        rows(shape.queries - first < most_rows ? shape.queries - first : most_rows),
+        tiles(rows) {}
 
   int64_t visible_keys(int64_t row) const { return shape.visible_keys(first + row); }
 
-  // The end of the tile that has this row.
-  int64_t tile_end(int64_t row) const {
-    const int64_t end = round_down(row, kTileRows) + kTileRows;
-    return end < rows ? end : rows;
-  }
-  int64_t tile_keys(int64_t row) const { return visible_keys(tile_end(row) - 1); }
-
+  // Of the tile that begins at this row.
+  int64_t tile_keys(int64_t row) const { return visible_keys(tiles.end(row) - 1); }
   template <class T>
-  int64_t columns(int64_t row) const {
+  int64_t tile_columns(int64_t row) const {
     return round_up(tile_keys(row), kLanes<T>);
   }
 
-  // With the zeros that a tile of keys reads of this row if it begins at a visible key.
+  // With the zeros that tiles read of this row: tiles of rows that end with another row, and tiles
+  // of keys that begin with a visible one.
   template <class T>
   int64_t padded_columns(int64_t row) const {
-    const int64_t padded = round_up(tile_keys(row) + kTileRows - 1, kLanes<T>);
-    const int64_t all = round_up(shape.keys, kLanes<T>);
-    return padded < all ? padded : all;
+    const int64_t keys = visible_keys(row) + kTileRows - 1;
+    return round_up(keys < shape.keys ? keys : shape.keys, kLanes<T>);
   }
 
   const AttentionShape& shape;
   int64_t first;
   int64_t rows;
+  Tiles tiles;
 };
 
-// Fetches the first rows of the next pair into the cache, between the products of this one: rows of
-// a fused projection are too far apart for the processor to foresee. Once per pair, by one block.
-// Always inline: GCC takes a function that only prefetches for one without effect, and drops it.
-template <class T>
-[[gnu::always_inline]] inline void prefetch_next(const StridedHeads<const T>& matrix, int64_t rows,
-                                                 const Block& block, int64_t pair) {
-  if (block.first > 0 || pair + 1 == block.shape.pairs()) return;
-  const T* next = matrix.at(pair + 1, block.shape.heads, 0);
-  for (int64_t row = 0; row < rows && row < kMaxBlockRows; ++row, next += matrix.time_stride) {
-    for (int64_t d = 0; d < block.shape.dim; d += kLine / sizeof(T)) __builtin_prefetch(next + d);
+// Products fetch up to so many lines of the next pair after so many steps of a tile.
+constexpr int kFetchLines = 4;
+constexpr int64_t kFetchSteps = 8;
+
+// Rows of the next pair, to be read or written, on their way into the cache while this pair is
+// computed: the rows of a fused projection are too far apart for the processor to foresee. A few
+// lines at a time, because it stalls on more than it can await at once.
+class Fetch {
+ public:
+  // Not more than stays in the cache until it is used.
+  template <class T>
+  void add(T* data, int64_t stride, int64_t rows, int64_t columns) {
+    const int64_t size = sizeof(T);
+    const int64_t most_rows = 1 + kNearBytes / (columns * size);
+    streams_[count_++] = {reinterpret_cast<const char*>(data), stride * size, columns * size,
+                          rows < most_rows ? rows : most_rows};
   }
-}
+
+  // Whether there are more. Always inline: GCC may take a function that only prefetches for one
+  // without effect.
+  [[gnu::always_inline]] bool some_lines() {
+    for (int line = 0; line < kFetchLines && next_ < count_; ++line) {
+      Stream& stream = streams_[next_];
+      __builtin_prefetch(stream.row + at_);
+      at_ += kLine;
+      if (at_ < stream.bytes) continue;
+      at_ = 0;
+      stream.row += stream.stride;
+      if (--stream.rows == 0) ++next_;
+    }
+    return next_ < count_;
+  }
+
+ private:
+  struct Stream {
+    const char* row;
+    int64_t stride;
+    int64_t bytes;
+    int64_t rows;
+  };
+  static constexpr int kMaxStreams = 8;
+  Stream streams_[kMaxStreams];
+  int64_t at_ = 0;  // in the first row of the next stream
+  int count_ = 0;
+  int next_ = 0;
+};
 
 template <class T>
 int64_t panels_size(int64_t columns, int64_t inner) {
   return round_up(columns, kPanel<T>) * inner;
 }
 
-// panels[dim / kPanel][rows][kPanel] = matrix [rows, dim]
+// The right side B of a product. The panel of the columns from c on begins at data + c * spread,
+// and its rows are `stride` apart.
 template <class T>
-void pack(const T* matrix, int64_t stride, int64_t rows, int64_t dim, T* panels) {
+struct Panels {
+  const T* data;
+  int64_t spread;
+  int64_t stride;
+
+  Panels from_row(int64_t row) const { return {data + row * stride, spread, stride}; }
+};
+
+// The matrix [rows, dim] where it is, if it has whole vectors and is small enough to stay near, or
+// else packed into memory[dim / kPanel][rows][kPanel].
+template <class T>
+Panels<T> pack(const T* matrix, int64_t stride, int64_t rows, int64_t dim, T* memory) {
+  const int64_t bytes = rows * dim * int64_t(sizeof(T));
+  if (dim % kLanes<T> == 0 && bytes <= kNearBytes) return {matrix, 1, stride};
+  T* to = memory;
   for (int64_t d = 0; d < dim; d += kPanel<T>) {
-    for (int64_t row = 0; row < rows; ++row, panels += kPanel<T>) {
+    for (int64_t row = 0; row < rows; ++row, to += kPanel<T>) {
       for (int64_t i = 0; i < kPanel<T> && d + i < dim; i += kLanes<T>) {
-        store(panels + i, load_at_most(matrix + row * stride + d + i, dim - d - i));
+        store(to + i, load_at_most(matrix + row * stride + d + i, dim - d - i));
       }
     }
   }
+  return {memory, rows, kPanel<T>};
 }
 
-// panels[rows / kPanel][dim][kPanel] = factor * matrix [rows, dim] transposed
+// factor * matrix [rows, dim] transposed, packed into memory[rows / kPanel][dim][kPanel].
 template <class T>
-void pack_transposed(const T* matrix, int64_t stride, int64_t rows, int64_t dim, T factor,
-                     T* panels) {
+Panels<T> pack_transposed(const T* matrix, int64_t stride, int64_t rows, int64_t dim, T factor,
+                          T* memory) {
   constexpr int n = kLanes<T>;
   for (int64_t row = 0; row < rows; row += n) {
-    T* panel = panels + round_down(row, kPanel<T>) * dim + row % kPanel<T>;
+    T* panel = memory + round_down(row, kPanel<T>) * dim + row % kPanel<T>;
     for (int64_t d = 0; d < dim; d += n) {
       const T* from = matrix + row * stride + d;
       Vec<T> square[n];
@@ -129,93 +196,112 @@ void pack_transposed(const T* matrix, int64_t stride, int64_t rows, int64_t dim,
       }
     }
   }
+  return {memory, dim, kPanel<T>};
 }
 
 enum class Left { kPlain, kTransposed };
 
+// C = A B for a tile of rows.
 template <class T>
 struct Product {
   const T* left;  // A[row, i] is left[row * left_stride + i], or left[i * left_stride + row]
   int64_t left_stride;
-  const T* panel;  // B[i, column] is panel[i * kPanel + column]
+  Panels<T> panels;  // B
   int64_t inner;
   T* result;  // C
   int64_t result_stride;
+  int64_t columns;
   bool accumulate;  // C += A B
+  Fetch* fetch;     // goes on meanwhile
 };
 
-// The loops over the sums must be unrolled, or else the sums are not registers.
+// kRows rows and kVectors vectors of C, from a column on where a panel begins. The loops over the
+// sums must be unrolled, or else the sums are not registers.
 template <class T, Left kLeft, int kRows, int kVectors>
-void multiply_tile(const Product<T>& product) {
+[[gnu::always_inline]] inline void multiply_tile(const Product<T>& p, int64_t column, T* result,
+                                                 int64_t result_stride, bool accumulate) {
   constexpr int n = kLanes<T>;
   constexpr int kSums = kRows * kVectors;
-  const Product<T> p = product;  // a copy, which stores to the result cannot change
   const int64_t row_stride = kLeft == Left::kPlain ? p.left_stride : 1;
   const int64_t inner_stride = kLeft == Left::kPlain ? 1 : p.left_stride;
   Vec<T> sum[kSums];
 #pragma GCC unroll 12
   for (int i = 0; i < kSums; ++i) sum[i] = Vec<T>{};
   const T* left = p.left;
-  const T* panel = p.panel;
-  for (int64_t step = 0; step < p.inner; ++step, left += inner_stride, panel += kPanel<T>) {
+  const T* panel = p.panels.data + column * p.panels.spread;
+  const int64_t panel_stride = p.panels.stride;
+  const int64_t inner = p.inner;
+  for (int64_t step = 0; step < inner;) {
+    const bool pause = p.fetch->some_lines() && step + kFetchSteps < inner;
+    const int64_t next = pause ? step + kFetchSteps : inner;
+    for (; step < next; ++step, left += inner_stride, panel += panel_stride) {
 #pragma GCC unroll 12
-    for (int i = 0; i < kSums; ++i) {
-      sum[i] = left[i / kVectors * row_stride] * load(panel + i % kVectors * n) + sum[i];
+      for (int i = 0; i < kSums; ++i) {
+        sum[i] = left[i / kVectors * row_stride] * load(panel + i % kVectors * n) + sum[i];
+      }
     }
   }
-  if (p.accumulate) {
+  if (accumulate) {
 #pragma GCC unroll 12
     for (int i = 0; i < kSums; ++i) {
-      sum[i] += load(p.result + i / kVectors * p.result_stride + i % kVectors * n);
+      sum[i] += load(result + i / kVectors * result_stride + i % kVectors * n);
     }
   }
 #pragma GCC unroll 12
   for (int i = 0; i < kSums; ++i) {
-    store(p.result + i / kVectors * p.result_stride + i % kVectors * n, sum[i]);
+    store(result + i / kVectors * result_stride + i % kVectors * n, sum[i]);
   }
 }
 
-template <class T, Left kLeft, int kRows = kTileRows>
-void multiply_whole_vectors(int64_t rows, int64_t vectors, const Product<T>& p) {
-  if constexpr (kRows > 1) {
-    if (rows < kRows) return multiply_whole_vectors<T, kLeft, kRows - 1>(rows, vectors, p);
+// The last columns, fewer than a panel.
+template <class T, Left kLeft, int kRows>
+[[gnu::noinline]] void multiply_edge(const Product<T>& p, int64_t column) {
+  const int64_t columns = p.columns - column;
+  if (columns == kLanes<T>) {
+    return multiply_tile<T, kLeft, kRows, 1>(p, column, p.result + column, p.result_stride,
+                                             p.accumulate);
   }
-  if (vectors > 1) {
-    multiply_tile<T, kLeft, kRows, 2>(p);
-  } else {
-    multiply_tile<T, kLeft, kRows, 1>(p);
-  }
-}
-
-// A tile of rows <= kTileRows and of the columns that there are, at most a panel.
-template <class T, Left kLeft>
-void multiply(int64_t rows, int64_t columns, const Product<T>& p) {
-  if (columns >= kPanel<T>) return multiply_whole_vectors<T, kLeft>(rows, 2, p);
-  if (columns == kLanes<T>) return multiply_whole_vectors<T, kLeft>(rows, 1, p);
-  T tile[kTileRows * kPanel<T>];
-  multiply_whole_vectors<T, kLeft>(
-      rows, 2, {p.left, p.left_stride, p.panel, p.inner, tile, kPanel<T>, false});
-  for (int64_t row = 0; row < rows; ++row) {
-    T* result = p.result + row * p.result_stride;
+  T tile[kRows * kPanel<T>];
+  multiply_tile<T, kLeft, kRows, kTileVectors>(p, column, tile, kPanel<T>, false);
+  for (int64_t row = 0; row < kRows; ++row) {
+    T* result = p.result + row * p.result_stride + column;
     for (int64_t i = 0; i < columns; ++i) {
       result[i] = (p.accumulate ? result[i] : 0) + tile[row * kPanel<T> + i];
     }
   }
 }
 
+// A tile of rows <= kTileRows.
+template <class T, Left kLeft, int kRows = kTileRows>
+void multiply(int64_t rows, const Product<T>& p) {
+  if constexpr (kRows > 1) {
+    if (rows < kRows) return multiply<T, kLeft, kRows - 1>(rows, p);
+  }
+  int64_t column = 0;
+  for (; column + kPanel<T> <= p.columns; column += kPanel<T>) {
+    multiply_tile<T, kLeft, kRows, kTileVectors>(p, column, p.result + column, p.result_stride,
+                                                 p.accumulate);
+  }
+  if (column < p.columns) multiply_edge<T, kLeft, kRows>(p, column);
+}
+
 // result [block rows, keys] (+)= matrix [block rows, dim] * panels [dim, keys]
 template <class T>
-void multiply_over_dim(const Block& block, const T* matrix, int64_t stride, const T* panels,
-                       T* result, int64_t result_stride, bool accumulate) {
+void multiply_over_dim(const Block& block, const T* matrix, int64_t stride, const Panels<T>& panels,
+                       T* result, int64_t result_stride, bool accumulate, Fetch& fetch) {
   const int64_t dim = block.shape.dim;
   const int64_t all_keys = block.visible_keys(block.rows - 1);
-  for (int64_t key = 0; key < all_keys; key += kPanel<T>) {
-    for (int64_t row = 0; row < block.rows; row += kTileRows) {
-      const int64_t columns = block.columns<T>(row);
-      if (columns <= key) continue;
-      multiply<T, Left::kPlain>(block.tile_end(row) - row, columns - key,
-                                {matrix + row * stride, stride, panels + key * dim, dim,
-                                 result + row * result_stride + key, result_stride, accumulate});
+  const int64_t near_keys = round_up(kNearBytes / int64_t(sizeof(T)) / dim, kPanel<T>);
+  for (int64_t key = 0; key < all_keys; key += near_keys) {
+    for (int64_t row = 0, end; row < block.rows; row = end) {
+      end = block.tiles.end(row);
+      const int64_t columns = block.tile_columns<T>(row) - key;
+      if (columns <= 0) continue;
+      const Panels<T> near = {panels.data + key * panels.spread, panels.spread, panels.stride};
+      multiply<T, Left::kPlain>(
+          end - row,
+          {matrix + row * stride, stride, near, dim, result + row * result_stride + key,
+           result_stride, columns < near_keys ? columns : near_keys, accumulate, &fetch});
     }
   }
 }
@@ -223,34 +309,30 @@ void multiply_over_dim(const Block& block, const T* matrix, int64_t stride, cons
 // result [block rows, dim] = weights [block rows, keys] * panels [keys, dim]
 template <class T>
 void multiply_over_keys(const Block& block, const T* weights, int64_t weights_stride,
-                        const T* panels, T* result, int64_t stride) {
-  const int64_t dim = block.shape.dim;
-  for (int64_t row = 0; row < block.rows; row += kTileRows) {
-    for (int64_t d = 0; d < dim; d += kPanel<T>) {
-      multiply<T, Left::kPlain>(
-          block.tile_end(row) - row, dim - d,
-          {weights + row * weights_stride, weights_stride, panels + d * block.shape.keys,
-           block.tile_keys(row), result + row * stride + d, stride, false});
-    }
+                        const Panels<T>& panels, T* result, int64_t stride, Fetch& fetch) {
+  for (int64_t row = 0, end; row < block.rows; row = end) {
+    end = block.tiles.end(row);
+    multiply<T, Left::kPlain>(
+        end - row, {weights + row * weights_stride, weights_stride, panels, block.tile_keys(row),
+                    result + row * stride, stride, block.shape.dim, false, &fetch});
   }
 }
 
 // result [keys, dim] (+)= weights [block rows, keys] transposed * panels [block rows, dim]
 template <class T>
 void multiply_over_queries(const Block& block, const T* weights, int64_t weights_stride,
-                           const T* panels, T* result, int64_t stride, bool accumulate) {
+                           const Panels<T>& panels, T* result, int64_t stride, bool accumulate,
+                           Fetch& fetch) {
   const AttentionShape& shape = block.shape;
-  const int64_t all_keys = block.visible_keys(block.rows - 1);
-  for (int64_t key = 0; key < all_keys; key += kTileRows) {
-    const int64_t tile_keys = all_keys - key < kTileRows ? all_keys - key : kTileRows;
+  const Tiles tiles(block.visible_keys(block.rows - 1));
+  for (int64_t key = 0, end; key < tiles.rows; key = end) {
+    end = tiles.end(key);
     const int64_t seen_from = shape.causal ? key - (shape.keys - shape.queries) - block.first : 0;
     const int64_t row = seen_from > 0 ? seen_from : 0;
-    for (int64_t d = 0; d < shape.dim; d += kPanel<T>) {
-      multiply<T, Left::kTransposed>(tile_keys, shape.dim - d,
-                                     {weights + row * weights_stride + key, weights_stride,
-                                      panels + d * block.rows + row * kPanel<T>, block.rows - row,
-                                      result + key * stride + d, stride, accumulate});
-    }
+    multiply<T, Left::kTransposed>(
+        end - key,
+        {weights + row * weights_stride + key, weights_stride, panels.from_row(row),
+         block.rows - row, result + key * stride, stride, shape.dim, accumulate, &fetch});
   }
 }
 

@@ -141,28 +141,23 @@ template <class T>
   return all != 0;
 }
 
-// 16 bytes, within which shuffles are cheapest.
-template <class T>
-constexpr int kSegment = 16 / sizeof(T);
-
-// By whole segments, or within them.
+// Swaps lanes at a distance, a power of 2.
 template <class T, int kDistance, std::size_t... kLane>
-[[gnu::always_inline]] inline Vec<T> rotate(Vec<T> v, std::index_sequence<kLane...>) {
-  constexpr int m = kDistance < kSegment<T> ? kSegment<T> : kLanes<T>;
-  return __builtin_shufflevector(v, v, (kLane / m * m + (kLane + kDistance) % m)...);
+[[gnu::always_inline]] inline Vec<T> exchange(Vec<T> v, std::index_sequence<kLane...>) {
+  return __builtin_shufflevector(v, v, (kLane ^ kDistance)...);
 }
 
 // The sum and the largest of all lanes, in every lane.
 template <class T, int kDistance = kLanes<T> / 2>
 [[gnu::always_inline]] inline Vec<T> sum_lanes(Vec<T> v) {
-  v += rotate<T, kDistance>(v, std::make_index_sequence<kLanes<T>>());
+  v += exchange<T, kDistance>(v, std::make_index_sequence<kLanes<T>>());
   if constexpr (kDistance > 1) v = sum_lanes<T, kDistance / 2>(v);
   return v;
 }
 
 template <class T, int kDistance = kLanes<T> / 2>
 [[gnu::always_inline]] inline Vec<T> max_lanes(Vec<T> v) {
-  v = maximum<T>(v, rotate<T, kDistance>(v, std::make_index_sequence<kLanes<T>>()));
+  v = maximum<T>(v, exchange<T, kDistance>(v, std::make_index_sequence<kLanes<T>>()));
   if constexpr (kDistance > 1) v = max_lanes<T, kDistance / 2>(v);
   return v;
 }
@@ -178,6 +173,10 @@ template <class T, int kBlock, std::size_t... kLane>
   a = low;
   b = high;
 }
+
+// 16 bytes, within which shuffles are cheapest.
+template <class T>
+constexpr int kSegment = 16 / sizeof(T);
 
 // Lanes of a and b by turns: those of the lower or the upper halves of their segments, `kGroup`
 // together.
