@@ -98,7 +98,9 @@ def test_gradcheck():
 
 def test_no_second_derivative_is_made_up():
     x = torch.randn(2, 3, requires_grad=True)
-    with pytest.raises(RuntimeError, match="rms_norm: has no second derivative; pass backend='torch'"):
+    with pytest.raises(
+        RuntimeError, match="rms_norm: has no second derivative; pass backend='torch'"
+    ):
         torch.autograd.grad(rms_norm(x, torch.ones(3)).sum(), x, create_graph=True)
 
 
