@@ -54,13 +54,15 @@ def _fake(x, slope):
 
 def _setup_context(ctx, inputs, output) -> None:
     slope = output[1]
-    ctx.set_materialize_grads(False)  # a zero for the second output would be written for nothing
+    ctx.set_materialize_grads(False)  # no zeros for the second output
     ctx.mark_non_differentiable(slope)
     ctx.save_for_backward(slope)
 
 
 def _backward(ctx, grad_y, _):
     _dispatch.refuse_second_derivative(OP)
+    if grad_y is None:
+        return None, None
     (slope,) = ctx.saved_tensors
     return grad_y * slope, None
 

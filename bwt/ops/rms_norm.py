@@ -80,13 +80,15 @@ def _fake_backward(grad_y, x, weight, scale):
 
 def _setup_context(ctx, inputs, output) -> None:
     x, weight, _ = inputs
-    ctx.set_materialize_grads(False)  # a zero for the second output would be written for nothing
+    ctx.set_materialize_grads(False)  # no zeros for the second output
     ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(x, weight, output[1])
 
 
 def _backward(ctx, grad_y, _):
     _dispatch.refuse_second_derivative(OP)
+    if grad_y is None:
+        return None, None, None
     return *torch.ops.bwt.rms_norm_backward(grad_y, *ctx.saved_tensors), None
 
 
