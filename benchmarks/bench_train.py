@@ -153,7 +153,8 @@ def eager_forward(model: nn.Module, batch: tasks.Batch, explicit: bool) -> Tenso
         if block.mix is not None:
             y = models.parts.shifted(y, block.mix)
         x = x + eager_attention(block, y, explicit)
-        x = x + block.mlp(plain_norm(block.norm_mlp, x))
+        hidden = functional.gelu(block.mlp.up(plain_norm(block.norm_mlp, x)))
+        x = x + block.mlp.down(hidden)
     weight = model.head.weight
     if weight is None:  # tied
         weight = model.embed.tokens[-model.head.outcomes :]

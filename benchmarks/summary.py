@@ -43,13 +43,25 @@ def judge(claims: Iterable[Claim], rows: list[dict]) -> list[dict]:
             if claim.slow in group and claim.fast in group:
                 ratio = per_unit(group[claim.slow]) / per_unit(group[claim.fast])
                 held = dict(claim=str(claim), measured=ratio, verdict=claim.verdict(ratio))
-                found.append({**held, "device": device, "threads": threads})
+                limit = _limit(claim, group)
+                found.append({**held, **limit, "device": device, "threads": threads})
     return found
 
 
+def _limit(claim: Claim, group: dict[str, dict]) -> dict:
+    """What `fast` could reach at the bound of the machine, if one was measured beside it."""
+    bound = next((row for row in group.values() if row["bound"]), None)
+    if bound is None or claim.at_least is None:
+        return {}
+    at_bound = per_unit(group[claim.slow]) / per_unit(bound)
+    return {"limit": at_bound, "bound": bound["provider"]}
+
+
 def sentence(judged: dict) -> str:
-    where = f"{judged['threads']} thread(s)"
-    return f"{judged['verdict']} {judged['claim']}: measured {judged['measured']:.3g}, {where}"
+    text = f"{judged['verdict']} {judged['claim']}: measured {judged['measured']:.3g}"
+    if "limit" in judged:
+        text += f" of {judged['limit']:.3g} at the bound {judged['bound']}"
+    return f"{text}, {judged['threads']} thread(s)"
 
 
 def table(rows: list[dict], unit: str) -> str:

@@ -80,6 +80,21 @@ def test_rows_and_claims(common, capsys):
     assert [claim["verdict"] for claim in document["claims"]] == ["MISS", "PASS"]
 
 
+def test_claims_are_shown_beside_what_the_bound_allows():
+    summary = importlib.import_module("summary")
+    where = dict(case="c", mode="forward", device="d", threads=1, units=1)
+    times = dict(slow=9.0, fast=6.0, limit=5.0)
+    rows = [
+        {**where, "provider": name, "median_ms": time, "bound": name == "limit"}
+        for name, time in times.items()
+    ]
+    claim = summary.Claim("c", slow="slow", fast="fast", at_least=1.6)
+    (judged,) = summary.judge([claim], rows)
+    assert "measured 1.5 of 1.8 at the bound limit, 1 thread(s)" in summary.sentence(judged)
+    (without,) = summary.judge([claim], rows[:2])
+    assert summary.sentence(without).endswith("measured 1.5, 1 thread(s)")
+
+
 def test_wrong_provider_is_shown_and_not_timed(common, capsys):
     calls = []
 

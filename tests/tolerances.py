@@ -1,5 +1,6 @@
 """The only place with error bounds. Each is derived; none depends on the environment."""
 
+import numpy as np
 import torch
 
 
@@ -45,3 +46,25 @@ def scan_error(dtype: torch.dtype, steps: int, terms: int) -> float:
     result sums `terms` of them, a gradient of a parameter over all steps. Rounding errors of
     independent signs grow with the square root of the number of terms; 16 covers the constants."""
     return 16 * torch.finfo(dtype).eps * (max(steps, 1) ** 0.5 + max(terms, 1) ** 0.5)
+
+
+def gelu_error(dtype: torch.dtype, x: float) -> float:
+    """GELU and its slope at |x| or below, absolute. A normal tail of at most 1/2 has the errors of
+    an exponential and of a polynomial, a few units in the last place, and the rounding of x^2 / 2,
+    which shrinks with the tail; the distribution function is at most 1 and x times it has the
+    error of x."""
+    return 4 * torch.finfo(dtype).eps * max(1.0, x)
+
+
+def gelu_tail_error(dtype: torch.dtype, x: np.ndarray) -> np.ndarray:
+    """GELU at negative x, relative. exp(-x^2 / 2) has the absolute rounding error of its argument,
+    behind it are a few roundings; the float64 reference rounds x / sqrt(2) twice and squares it."""
+    eps, reference_eps = torch.finfo(dtype).eps, torch.finfo(torch.float64).eps
+    return eps * (8 + x**2 / 2) + 1.5 * reference_eps * x**2
+
+
+def norm_error(dtype: torch.dtype, terms: int) -> float:
+    """A normalised row of standard normal entries and its gradients, relative to the largest entry
+    of a result: sums of `terms` products, whose rounding errors are of independent signs, behind a
+    few roundings; 8 covers those."""
+    return 8 * torch.finfo(dtype).eps * max(terms, 1) ** 0.5

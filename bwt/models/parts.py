@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from bwt import ops
 from bwt.taps import Tapped
 
 EPSILON = 1e-6
@@ -21,27 +21,11 @@ class Shape(NamedTuple):
     num_features: int
 
 
-class _RMSNorm(torch.autograd.Function):
-    """torch's rms_norm is a chain of small ops on a CPU, each a pass through memory; these are
-    half as many, by the formula of the gradient."""
-
-    @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor) -> Tensor:
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        scale = norm.square_().div_(x.shape[-1]).add_(EPSILON).rsqrt_()
-        unit = x * scale
-        ctx.save_for_backward(unit, scale, weight)
-        return unit * weight
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad: Tensor):
-        unit, scale, weight = ctx.saved_tensors
-        product = grad * unit
-        flat = product.flatten(0, -2)
-        along = torch.mv(flat, weight).div_(len(weight)).view_as(scale)
-        grad_x = (grad * weight).addcmul_(unit, along, value=-1).mul_(scale)
-        return grad_x, flat.sum(0)
+def natively(x: Tensor) -> bool:
+    """Whether the kernels of bwt.ops serve best: torch.compile fuses what is torch's own, on a GPU
+    torch has nothing left to gain, and autocast may have chosen another dtype."""
+    known = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
+    return known and not torch.compiler.is_compiling()
 
 
 class RMSNorm(nn.Module):
@@ -50,9 +34,9 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.is_cuda or torch.compiler.is_compiling():
-            return functional.rms_norm(x, self.weight.shape, self.weight, EPSILON)
-        return _RMSNorm.apply(x, self.weight)
+        if natively(x):
+            return ops.rms_norm(x, self.weight, epsilon=EPSILON)
+        return functional.rms_norm(x, self.weight.shape, self.weight, EPSILON)
 
 
 class LayerNorm(nn.Module):
@@ -155,7 +139,8 @@ class MLP(nn.Module):
         self.down = linear(hidden, width, gain=gain)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(functional.gelu(self.up(x)))
+        x = self.up(x)
+        return self.down(ops.gelu(x) if natively(x) else functional.gelu(x))
 
 
 class Model(Tapped):

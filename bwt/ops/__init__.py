@@ -2,15 +2,19 @@
 
 from bwt.ops.attention import attention
 from bwt.ops.bijection_posterior import bijection_posterior
+from bwt.ops.gelu import gelu
 from bwt.ops.hmm_filter import hmm_filter
 from bwt.ops.hmm_smooth import hmm_smooth
+from bwt.ops.rms_norm import rms_norm
 from bwt.ops.selective_scan import selective_scan, selective_scan_states
 
 __all__ = [
     "attention",
     "bijection_posterior",
+    "gelu",
     "hmm_filter",
     "hmm_smooth",
+    "rms_norm",
     "selective_scan",
     "selective_scan_states",
 ]

@@ -72,6 +72,8 @@ def choose(op: str, backend: str, device: torch.device) -> str:
 
 def _choose_automatically(op: str, device: torch.device) -> str:
     candidates = [name for name in AUTO.get(device.type, ()) if name in BACKENDS[op]]
+    if device.type == "cuda" and not candidates:
+        return "torch"  # whose own kernel leaves nothing to gain
     reasons = []
     for name in candidates:
         reason = UNUSABLE[name](device)
@@ -81,6 +83,12 @@ def _choose_automatically(op: str, device: torch.device) -> str:
     why = "; ".join(reasons) or f"no backend for tensors on {device}"
     others = ", ".join(name for name in BACKENDS[op] if name not in candidates)
     raise RuntimeError(f"{op}: {why} (or pass backend= one of {others})")
+
+
+def refuse_second_derivative(op: str) -> None:
+    """To be called by a gradient formula made of what has none itself, lest terms be missing."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(f"{op}: has no second derivative; pass backend='torch'")
 
 
 def status(backend: str) -> str | None:

@@ -2,7 +2,9 @@
 
 from bwt.reference.attention import attention, attention_backward
 from bwt.reference.bijection_posterior import bijection_posterior
+from bwt.reference.gelu import gelu, gelu_backward
 from bwt.reference.hmm_filter import hmm_filter, hmm_filter_log, hmm_smooth
+from bwt.reference.rms_norm import rms_norm, rms_norm_backward
 from bwt.reference.selective_scan import (
     selective_scan,
     selective_scan_backward,
@@ -13,9 +15,13 @@ __all__ = [
     "attention",
     "attention_backward",
     "bijection_posterior",
+    "gelu",
+    "gelu_backward",
     "hmm_filter",
     "hmm_filter_log",
     "hmm_smooth",
+    "rms_norm",
+    "rms_norm_backward",
     "selective_scan",
     "selective_scan_backward",
     "selective_scan_states",

@@ -1,0 +1,98 @@
+"""Speed of gelu and rms_norm, at the sizes of the paper's bijection model (batch 64, 37 positions).
+
+    python benchmarks/bench_pointwise.py
+
+`torch` is the same op of torch. `write` is the bound: the output is written to memory, and nothing
+else is done.
+"""
+
+import sys
+from typing import NamedTuple
+
+import common
+import numpy as np
+import torch
+from common import FORWARD, FULL, Bench, Case, Provider, Unavailable
+from torch import Tensor
+
+from bwt import ops, reference
+from bwt.ops import _dispatch
+
+ALLOWED = 1e-5  # of the largest entry
+
+
+def declare(op: str, rows: int, width: int) -> Case:
+    return Case(f"{op}-{rows}x{width}", dict(op=op, rows=rows, width=width), (FORWARD, FULL))
+
+
+CASES = [declare("gelu", 64 * 37, 768), declare("rms_norm", 64 * 37, 192)]
+
+
+class Inputs(NamedTuple):
+    tensors: tuple[Tensor, ...]  # x, or x and weight
+    grad: Tensor
+
+
+def inputs(case: Case, device: str) -> Inputs:
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(case.shape["rows"], case.shape["width"])] * 2
+    if case.shape["op"] == "rms_norm":
+        shapes.insert(1, shapes[0][1:])
+    *tensors, grad = (torch.randn(shape, generator=generator).to(device) for shape in shapes)
+    return Inputs(tuple(tensors), grad)
+
+
+def provider(backend: str, devices=("cpu", "cuda")) -> Provider:
+    def make(case, mode, x, device):
+        op = case.shape["op"]
+        try:
+            _dispatch.choose(op, backend, torch.device(device))
+        except RuntimeError as reason:
+            raise Unavailable(str(reason)) from reason
+        compute = getattr(ops, op)
+        if mode == FORWARD:
+            return lambda: [compute(*x.tensors, backend=backend)], case.units
+        leaves = [tensor.clone().requires_grad_() for tensor in x.tensors]
+
+        def call():
+            y = compute(*leaves, backend=backend)
+            return [y.detach(), *torch.autograd.grad(y, leaves, x.grad)]
+
+        return call, case.units
+
+    return Provider(backend, make, devices, backend=backend)
+
+
+def check(case: Case, mode: str, x: Inputs, outputs, units: float) -> str | None:
+    op, arrays = case.shape["op"], [tensor.double().cpu().numpy() for tensor in x.tensors]
+    wanted = [getattr(reference, op)(*arrays)]
+    if mode == FULL:
+        gradients = getattr(reference, f"{op}_backward")(*arrays, x.grad.double().cpu().numpy())
+        wanted += gradients if isinstance(gradients, tuple) else [gradients]
+    for index, (got, want) in enumerate(zip(outputs, wanted, strict=True)):
+        error = np.abs(got.cpu().numpy() - want).max() / np.abs(want).max()
+        if not error <= ALLOWED:
+            return f"result {index} is off by {error:.3g}, allowed {ALLOWED:.3g}"
+    return None
+
+
+BENCH = Bench(
+    op="pointwise",
+    cases=CASES,
+    providers=[
+        provider("native", devices=("cpu",)),
+        provider("torch"),
+        common.write_bound("write", lambda case: [(case.shape["rows"], case.shape["width"])]),
+    ],
+    inputs=inputs,
+    check=check,
+    baseline="torch",
+)
+
+
+def main(argv: list[str] | None = None) -> int:
+    return common.main(BENCH, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""The Gaussian error linear unit with its slope in the same pass: the public op."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from bwt import reference
+from bwt.ops import _dispatch, _library
+
+OP = "gelu"
+DTYPES = (torch.float32, torch.float64)
+
+_dispatch.BACKENDS[OP] = ("native", "torch", "reference")
+
+
+def gelu(x: Tensor, *, backend: str = "auto") -> Tensor:
+    """x Phi(x), Phi the distribution function of the standard normal (no approximation by tanh).
+
+    The native kernel computes the slope along with the value, from the same exponential, if a
+    gradient may be wanted; it is saved in place of x. Far negative x lose no digits.
+
+    Args:
+        x: floating-point, of any shape; float32 or float64 for "native" and "reference".
+        backend: "auto", "native", "torch" or "reference".
+
+    >>> import torch
+    >>> gelu(torch.tensor([-1.0, 0.0, 2.0]))
+    tensor([-0.1587,  0.0000,  1.9545])
+    """
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        got = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(f"{OP}: x must be a floating-point tensor, got {got}")
+    chosen = _dispatch.choose(OP, backend, x.device)
+    if chosen == "torch":
+        return functional.gelu(x)
+    if x.dtype not in DTYPES:
+        raise ValueError(f"{OP}: backend {chosen!r} takes float32, float64, got {x.dtype}; cast x")
+    wants_slope = torch.is_grad_enabled() and x.requires_grad
+    if chosen == "reference":
+        if wants_slope:
+            raise RuntimeError(f"{OP}: backend 'reference' has no gradient; detach x")
+        return torch.from_numpy(reference.gelu(x.numpy(force=True))).to(x.dtype)
+    y, _ = torch.ops.bwt.gelu(x, wants_slope)
+    return y
+
+
+_library.define("gelu(Tensor x, bool slope) -> (Tensor, Tensor)")
+
+
+@torch.library.register_fake("bwt::gelu")
+def _fake(x, slope):
+    return x.new_empty(x.shape), x.new_empty(x.shape if slope else (0,))
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    slope = output[1]
+    ctx.set_materialize_grads(False)  # no zeros for the second output
+    ctx.mark_non_differentiable(slope)
+    ctx.save_for_backward(slope)
+
+
+def _backward(ctx, grad_y, _):
+    _dispatch.refuse_second_derivative(OP)
+    if grad_y is None:
+        return None, None
+    (slope,) = ctx.saved_tensors
+    return grad_y * slope, None
+
+
+torch.library.register_autograd("bwt::gelu", _backward, setup_context=_setup_context)

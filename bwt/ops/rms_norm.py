@@ -1,0 +1,95 @@
+"""Normalisation by the root mean square, in one pass each way: the public op."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from bwt import reference
+from bwt.ops import _dispatch, _library
+
+OP = "rms_norm"
+DTYPES = (torch.float32, torch.float64)
+
+_dispatch.BACKENDS[OP] = ("native", "torch", "reference")
+
+
+def rms_norm(x: Tensor, weight: Tensor, *, epsilon: float = 1e-6, backend: str = "auto") -> Tensor:
+    """x / sqrt(mean(x^2) + epsilon) * weight over the last dimension.
+
+    torch's own is a chain of small ops on a CPU, each a pass through memory.
+
+    Args:
+        x: [..., C], C >= 1; float32 or float64 for "native" and "reference".
+        weight: [C], of the same dtype and device.
+        backend: "auto", "native", "torch" or "reference".
+
+    >>> import torch
+    >>> rms_norm(torch.tensor([[3.0, 4.0]]), torch.tensor([1.0, 2.0]))
+    tensor([[0.8485, 2.2627]])
+    """
+    _check(x, weight)
+    chosen = _dispatch.choose(OP, backend, x.device)
+    if chosen == "torch":
+        return functional.rms_norm(x, weight.shape, weight, epsilon)
+    if x.dtype not in DTYPES:
+        raise ValueError(
+            f"{OP}: backend {chosen!r} takes float32, float64, got {x.dtype}; cast x and weight"
+        )
+    if chosen == "reference":
+        if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+            raise RuntimeError(f"{OP}: backend 'reference' has no gradient; detach x and weight")
+        arrays = (tensor.numpy(force=True) for tensor in (x, weight))
+        return torch.from_numpy(reference.rms_norm(*arrays, epsilon=epsilon)).to(x.dtype)
+    y, _ = torch.ops.bwt.rms_norm(x, weight, epsilon)
+    return y
+
+
+def _check(x: Tensor, weight: Tensor) -> None:
+    for name, tensor in (("x", x), ("weight", weight)):
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise ValueError(f"{OP}: {name} must be a floating-point tensor, got {got}")
+    if (weight.dtype, weight.device) != (x.dtype, x.device):
+        raise ValueError(
+            f"{OP}: x and weight must agree in dtype and device, got {x.dtype} on {x.device} "
+            f"and {weight.dtype} on {weight.device}"
+        )
+    if x.ndim < 1 or x.shape[-1] < 1:
+        raise ValueError(f"{OP}: x must be [..., C] with C >= 1, got shape {tuple(x.shape)}")
+    if weight.shape != x.shape[-1:]:
+        raise ValueError(
+            f"{OP}: weight must be [C] = [{x.shape[-1]}] as x says, got {list(weight.shape)}"
+        )
+
+
+_library.define("rms_norm(Tensor x, Tensor weight, float epsilon) -> (Tensor, Tensor)")
+_library.define(
+    "rms_norm_backward(Tensor grad_y, Tensor x, Tensor weight, Tensor scale) -> (Tensor, Tensor)"
+)
+
+
+@torch.library.register_fake("bwt::rms_norm")
+def _fake(x, weight, epsilon):
+    return x.new_empty(x.shape), x.new_empty(x.shape[:-1].numel())
+
+
+@torch.library.register_fake("bwt::rms_norm_backward")
+def _fake_backward(grad_y, x, weight, scale):
+    return x.new_empty(x.shape), weight.new_empty(weight.shape)
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    x, weight, _ = inputs
+    ctx.set_materialize_grads(False)  # no zeros for the second output
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(x, weight, output[1])
+
+
+def _backward(ctx, grad_y, _):
+    _dispatch.refuse_second_derivative(OP)
+    if grad_y is None:
+        return None, None, None
+    return *torch.ops.bwt.rms_norm_backward(grad_y, *ctx.saved_tensors), None
+
+
+torch.library.register_autograd("bwt::rms_norm", _backward, setup_context=_setup_context)
