@@ -6,7 +6,7 @@ Peers: `torch`, the Python loop over steps; `associative`, the recurrence as a p
 log2(L) rounds over whole tensors, and `compiled`, the same through torch.compile. These two hold
 [B, L, E, N] numbers many times over and get a part of the batch; times are per sequence.
 
-Bounds: `arithmetic`, the multiply-adds that no implementation can do without (see SLOTS), at the
+Bounds: `arithmetic`, the multiply-adds of the recurrence and its exponentials (see SLOTS), at the
 speed of torch.mm; `traffic`, reading what must be read and writing what must be written.
 """
 

@@ -28,7 +28,10 @@ def bars(
         _draw(axes, times, cases, colours)
         axes.set(yscale="log", ylabel=f"{mode.replace('+', ' + ')}, ms per {rows[0]['unit']}")
         axes.set_title(f"{title}, {where}")
-        axes.set_xticks(range(len(cases)), [name.replace("-", " ") for name in cases], rotation=20)
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("")
+        names, tilt = [name.replace("-", " ") for name in cases], 20 if len(cases) > 4 else 0
+        axes.set_xticks(range(len(cases)), names, rotation=tilt)
         axes.grid(True, axis="y", color="#dddddd", linewidth=0.6)
         figure.legend(frameon=False, ncols=len(colours), loc="outside lower center")
         figure.savefig(path)
@@ -41,4 +44,5 @@ def _draw(axes: Any, times: dict[tuple[str, str], float], cases: list[str], colo
     for i, name in enumerate(names):
         found = [(j, times[case, name]) for j, case in enumerate(cases) if (case, name) in times]
         places = [j + (i - (len(names) - 1) / 2) * width for j, _ in found]
-        axes.bar(places, [t for _, t in found], width, color=colours[name], label=name)
+        drawn = axes.bar(places, [t for _, t in found], width, color=colours[name], label=name)
+        axes.bar_label(drawn, fmt="%.2g", fontsize=6, padding=1)
