@@ -5,9 +5,9 @@
 // there for a group of states at a time. First come all exponentials of the group, which depend on
 // nothing, then its recurrence, whose h are registers: in one loop the processor would see too few
 // steps ahead to overlap the long chains of operations. These loops are functions of their own, not
-// inlined, as they need all registers. Arrays in scratch are [vector][row][lane],
-// so that what a group needs is in one piece; as rows of E numbers, often a power of two, it would
-// be where the cache has few lines.
+// inlined, as they need all registers. Arrays in scratch are [vector][row][lane], so that what a
+// group needs is in one piece; as rows of E numbers, often a power of two, it would be where the
+// cache has few lines.
 #include "cpu/vector.h"
 
 namespace bwt {
@@ -136,8 +136,8 @@ struct Tile {
   int64_t width;  // in channels
 };
 
-// Between `count` rows of `width` numbers, at most a tile, and scratch [vector][row][lane]. What
-// comes next in the rows is fetched: that of the next tile.
+// Between `count` rows of `width` numbers and scratch [vector][row][lane]. What the next tile has
+// of the rows is fetched.
 template <class T>
 void read_rows(const T* from, int64_t stride, int64_t count, int64_t width, T* to) {
   constexpr int lanes = kLanes<T>;
