@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 import common
 import numpy as np
+import plots
 import torch
-from common import FORWARD, FULL, Bench, Case, Claim, Provider, Unavailable, per_unit
+from common import FORWARD, FULL, Bench, Case, Claim, Provider, Unavailable
 from torch import Tensor
 from torch.nn import functional
 
@@ -193,50 +194,9 @@ STYLES = {
 
 
 def plot_bars(rows: list[dict], path: str) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    rows = [row for row in rows if row["mode"] == FULL and row["provider"] in STYLES]
-    if not rows:
-        print("--plot: nothing to draw: no forward+backward was measured", file=sys.stderr)
-        return
-    threads = min(row["threads"] for row in rows)
-    times = {(r["case"], r["provider"]): per_unit(r) * 1e3 for r in rows if r["threads"] == threads}
-    cases = [case.name for case in CASES if any(name == case.name for name, _ in times)]
-    names = [name for name in STYLES if any(other == name for _, other in times)]
-    style = {"svg.fonttype": "none", "font.size": 9, "axes.axisbelow": True}
-    with pyplot.rc_context(style):
-        figure, axes = pyplot.subplots(figsize=(8.4, 4.2), layout="constrained")
-        for i, name in enumerate(names):
-            found = [
-                (j, times[case, name]) for j, case in enumerate(cases) if (case, name) in times
-            ]
-            offset = (i - (len(names) - 1) / 2) * 0.8 / len(names)
-            axes.bar(
-                [j + offset for j, _ in found],
-                [time for _, time in found],
-                0.8 / len(names),
-                color=STYLES[name],
-                label=name,
-            )
-        axes.set(yscale="log", ylabel="forward + backward (ms)")
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.set_xticks(range(len(cases)), ["\n".join(_label(name)) for name in cases])
-        axes.tick_params(axis="x", length=0)
-        axes.grid(True, axis="y", color="#dddddd", linewidth=0.6)
-        figure.legend(frameon=False, ncols=len(names), loc="outside upper center")
-        plural = "s" * (threads > 1)
-        axes.set_title(f"attention, causal, float32, {rows[0]['device']}, {threads} thread{plural}")
-        figure.savefig(path)
-        pyplot.close(figure)
-
-
-def _label(case: str) -> tuple[str, str, str]:
-    batch, heads, time, size, layout = case.split("-")
-    return f"{batch} {heads}", f"{time} {size}", layout
+    cases = [case.name for case in CASES]
+    title = "attention, causal, float32"
+    plots.bars(rows, path, mode=FULL, cases=cases, colours=STYLES, title=title)
 
 
 def claims():

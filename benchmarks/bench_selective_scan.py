@@ -1,19 +1,23 @@
 """Speed of selective_scan, per sequence.
 
-    python benchmarks/bench_selective_scan.py
+    python benchmarks/bench_selective_scan.py --plot scan.svg
 
 Peers: `torch`, the Python loop over steps; `associative`, the recurrence as a parallel scan of
 log2(L) rounds over whole tensors, and `compiled`, the same through torch.compile. These two hold
-[B, L, E, N] numbers many times over and get a part of the batch; times are per sequence. `traffic`
-is the bound: what must be read is read and what must be written is written, from and to memory.
+[B, L, E, N] numbers many times over and get a part of the batch; times are per sequence.
+
+Bounds: `arithmetic`, the multiply-adds of the recurrence and its exponentials (see SLOTS), at the
+speed of torch.mm; `traffic`, reading what must be read and writing what must be written.
 """
 
 import functools
+import math
 import sys
 from typing import NamedTuple
 
 import common
 import numpy as np
+import plots
 import torch
 from common import FORWARD, FULL, Bench, Case, Claim, Provider, Unavailable
 from torch import Tensor
@@ -108,6 +112,20 @@ def make_associative(case, mode, x, device, compiled=False):
     return with_backward(run, part(x, PART), mode), PART
 
 
+# Multiplications, with or without an addition, for each sequence, step, channel and state. A matrix
+# product does as many per second as the processor can. Additions alone, rounding and shifts of the
+# exponential are not counted: some processors have room for them beside. An exponential to float32
+# precision takes 7 (its argument, a polynomial of degree 6), and is needed in both passes, unless
+# N times as much memory is spent; h takes 2 in both. Then y; and backward g, a g, g a h, and the
+# gradients of A, delta, u, B and C.
+SLOTS = {FORWARD: 7 + 2 + 1, FULL: 7 + 2 + 1 + 7 + 2 + 8}
+
+
+def operations(case: Case, mode: str) -> float:
+    """A slot of a matrix product counts as two operations."""
+    return 2 * SLOTS[mode] * math.prod(case.shape[name] for name in "BLEN")
+
+
 def make_traffic(case, mode, x, device):
     """y is written, u and delta are read; backward, these and the gradient of y are read and two
     gradients written."""
@@ -160,6 +178,23 @@ def compare(case: Case, name: str, got: Tensor, want: np.ndarray, terms: float) 
     return None if error <= bound else f"{name} is off by {error:.3g}, allowed {bound:.3g}"
 
 
+COLOURS = {
+    "native": "#009E73",
+    "triton": "#CC79A7",
+    "associative": "#0072B2",
+    "torch": "#D55E00",
+    "compiled": "#E69F00",
+    "traffic": "#999999",
+    "arithmetic": "#000000",
+}
+
+
+def plot_bars(rows: list[dict], path: str) -> None:
+    cases = [case.name for case in CASES]
+    title = "selective scan, float32"
+    plots.bars(rows, path, mode=FULL, cases=cases, colours=COLOURS, title=title)
+
+
 BENCH = Bench(
     op=OP,
     cases=CASES,
@@ -169,6 +204,7 @@ BENCH = Bench(
         backend_provider("torch"),
         Provider("associative", make_associative),
         Provider("compiled", functools.partial(make_associative, compiled=True)),
+        common.gemm_bound("arithmetic", operations),
         Provider("traffic", make_traffic, bound=True),
     ],
     inputs=inputs,
@@ -180,7 +216,10 @@ BENCH = Bench(
         Claim(MAIN.name, slow="associative", fast="native", at_least=3, mode=FULL),
         Claim(MAIN.name, slow="compiled", fast="native", at_least=3, mode=FULL),
         Claim(MAIN.name, slow="native", fast="traffic", at_most=3, mode=FULL),
+        Claim(MAIN.name, slow="native", fast="arithmetic", at_most=3, mode=FULL),
     ),
+    plot=plot_bars,
+    plot_help="draw forward + backward times of all cases",
 )
 
 

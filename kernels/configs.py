@@ -33,14 +33,11 @@ class Launch(NamedTuple):
     def run(self, device) -> None:
         import torch
 
+        options = dict(num_warps=self.config.warps, num_stages=self.config.stages)
         # Triton launches on the current device, whatever the tensors say.
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             self.kernel[(self.grid,)](
-                **self.arguments,
-                **self.config.tiles,
-                num_warps=self.config.warps,
-                num_stages=self.config.stages,
-                enable_fp_fusion=FP_FUSION,
+                **self.arguments, **self.config.tiles, **options, enable_fp_fusion=FP_FUSION
             )
 
 
@@ -376,14 +373,9 @@ TABLE: Table = {
 
 
 def lookup(op: str, kernel: str, dtype: str, size: int, arch: str) -> tuple[Config, ...]:
-    """The configs of a kernel, smallest tile first.
-
-    Raises:
-        KeyError: the table has no such entry; the message names it.
-    """
-    served = {"bf16": "fp16", "fp64": "fp32"}.get(
-        dtype, dtype
-    )  # attention in fp64: interpreted only
+    """The configs of a kernel, smallest tile first. A KeyError names an entry that is missing."""
+    # Attention in fp64 is interpreted only.
+    served = {"bf16": "fp16", "fp64": "fp32"}.get(dtype, dtype)
     for name in (dtype, served):
         for key in ((op, kernel, name, size, arch), (op, kernel, name, size, "any")):
             if arch in ARCHITECTURES and key in TABLE:

@@ -175,11 +175,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> selective_scan_backwa
     const Tensor& grad_y, const Tensor& u, const Tensor& delta, const Tensor& A, const Tensor& B,
     const Tensor& C, const std::optional<Tensor>& D, const Tensor& states, bool softplus,
     int64_t every) {
-  const Gradients gradients{
-      torch::stable::new_zeros(u, u.sizes()), torch::stable::new_zeros(u, u.sizes()),
-      torch::stable::new_zeros(A, A.sizes()), torch::stable::new_zeros(B, B.sizes()),
-      torch::stable::new_zeros(C, C.sizes()), torch::stable::new_zeros(A, {A.size(0)})};
-  if (u.numel() > 0) {
+  // All of them are written, if anything is computed.
+  const bool some = u.numel() > 0;
+  auto like = [some](const Tensor& x, torch::headeronly::IntHeaderOnlyArrayRef sizes) {
+    return some ? torch::stable::new_empty(x, sizes) : torch::stable::new_zeros(x, sizes);
+  };
+  const Gradients gradients{like(u, u.sizes()), like(u, u.sizes()), like(A, A.sizes()),
+                            like(B, B.sizes()), like(C, C.sizes()), like(A, {A.size(0)})};
+  if (some) {
     auto run = u.scalar_type() == ScalarType::Float ? backward<float> : backward<double>;
     run(Inputs(u, delta, A, B, C, D, softplus, every), torch::stable::contiguous(states),
         dense_last(grad_y), gradients);

@@ -11,168 +11,176 @@ struct BackwardScratch {
   BackwardScratch(const ScanShape& shape, Arena& arena)
       : rates(shape, arena),
         steps(arena),
-        carried(arena.take<T>(shape.states * rates.stride)),
-        grad_rates(arena.take<T>(shape.states * rates.stride)),
-        grad_skip(arena.take<T>(rates.stride)),
+        carried(shape, arena),
+        grad_rates(shape, arena),
+        grad_skip(arena.take<T>(round_up(shape.channels, kLanes<T>))),
+        start(arena.take<T>(kTile * shape.states * kLanes<T>)),
         grad_y(Steps<T>::take(arena)),
         grad_size(Steps<T>::take(arena)),
         grad_input(Steps<T>::take(arena)),
         factors(arena.take<T>(kScanChunk * kBackwardGroup * kLanes<T>)),
-        states(arena.take<T>((kScanChunk + 1) * kBackwardGroup * kLanes<T>)),
+        states(arena.take<T>(kScanChunk * kBackwardGroup * kLanes<T>)),
         grad_B(arena.take<T>(kScanChunk * shape.states * kLanes<T>)),
         grad_C(arena.take<T>(kScanChunk * shape.states * kLanes<T>)) {}
 
   Rates<T> rates;
   Steps<T> steps;
-  T* carried;     // [N,stride]: a g of the step after the chunk
-  T* grad_rates;  // [N,stride]
-  T* grad_skip;   // [stride]
-  T* grad_y;      // [step][lane]
-  T* grad_size;   // [step][lane], in units of the rates
-  T* grad_input;  // [step][lane]
+  Blocks<T> carried;  // a g of the step after the chunk
+  Blocks<T> grad_rates;
+  T* grad_skip;   // [E]
+  T* start;       // [vector][N][lane]: h before the chunk
+  T* grad_y;      // [vector][step][lane]
+  T* grad_size;   // [vector][step][lane], in units of the rates; at last the gradient of delta
+  T* grad_input;  // [vector][step][lane]; at last the gradient of u
   T* factors;     // [step][group][lane]: a
-  T* states;      // [1 + step][group][lane]: h, from the step before the chunk on
+  T* states;      // [step][group][lane]: h before the step
   T* grad_B;      // [step][N][lane], summed over vectors of channels
   T* grad_C;
 };
 
-// The states n .. n + kGroup of a chunk again, from `saved` on (null: from zero).
-template <class T, int kGroup, bool kTame>
-void recompute_group(const ScanInputs<T>& inputs, const Place& at, int64_t n, const T* saved,
-                     const BackwardScratch<T>& scratch) {
+// The states n .. n + kGroup of a chunk again, and what they add to the gradient of C.
+template <class T, int kGroup>
+[[gnu::noinline]] void recompute_group(const ScanInputs<T>& inputs, const Tile<T>& tile,
+                                       int64_t vector, int64_t n,
+                                       const BackwardScratch<T>& scratch) {
   constexpr int lanes = kLanes<T>;
-  const int64_t stride = scratch.rates.stride, count = at.count;
-  const T* rates = scratch.rates.scaled + n * stride + at.channel;
-  const T* sizes = scratch.steps.size;
-  const T* moved = scratch.steps.input;
-  const T* B = inputs.B.at(at.batch, at.first) + n;
+  const int64_t count = tile.count, N = inputs.shape.states;
+  const T* start = scratch.start + (vector * N + n) * lanes;
+  const T* factors = scratch.factors;
+  const T* moved = scratch.steps.input + tile.at(vector);
+  const T* grads_y = scratch.grad_y + tile.at(vector);
+  const T* B = inputs.B.at(tile.batch, tile.first) + n;
   const int64_t b_stride = inputs.B.time_stride;
-  T* factors = scratch.factors;
   T* states = scratch.states;
-  Vec<T> rate[kGroup], h[kGroup];
+  T* grad_C = scratch.grad_C + n * lanes;
+  Vec<T> h[kGroup];
 #pragma GCC unroll 8
-  for (int i = 0; i < kGroup; ++i) {
-    rate[i] = load(rates + i * stride);
-    h[i] = saved ? load_at_most(saved + (n + i) * inputs.shape.channels, at.width) : Vec<T>{};
-    store(states + i * lanes, h[i]);
-  }
+  for (int i = 0; i < kGroup; ++i) h[i] = load(start + i * lanes);
   for (int64_t t = 0; t < count; ++t, B += b_stride) {
-    const Vec<T> size = load(sizes + t * lanes), input = load(moved + t * lanes);
-    states += kGroup * lanes;
-    Vec<T> factor[kGroup];
-    exp2_products<T, kTame, kGroup>(size, rate, factor);
+    const Vec<T> input = load(moved + t * lanes), grad_y = load(grads_y + t * lanes);
 #pragma GCC unroll 8
     for (int i = 0; i < kGroup; ++i) {
-      h[i] = factor[i] * h[i] + input * B[i];
-      store(factors + i * lanes, factor[i]);
       store(states + i * lanes, h[i]);
+      h[i] = load(factors + i * lanes) * h[i] + input * B[i];
+      store(grad_C + i * lanes, grad_y * h[i] + load(grad_C + i * lanes));
     }
     factors += kGroup * lanes;
+    states += kGroup * lanes;
+    grad_C += N * lanes;
   }
 }
 
+// Their other gradients, backwards in time.
 template <class T, int kGroup>
-void adjoint_group(const ScanInputs<T>& inputs, const Place& at, int64_t n,
-                   const BackwardScratch<T>& scratch) {
+[[gnu::noinline]] void adjoint_group(const ScanInputs<T>& inputs, const Tile<T>& tile,
+                                     int64_t vector, int64_t n, const BackwardScratch<T>& scratch) {
   constexpr int lanes = kLanes<T>;
-  const int64_t stride = scratch.rates.stride, N = inputs.shape.states;
-  const T* rates = scratch.rates.scaled + n * stride + at.channel;
-  T* carried = scratch.carried + n * stride + at.channel;
-  T* grad_rates = scratch.grad_rates + n * stride + at.channel;
+  const int64_t last = tile.count - 1, N = inputs.shape.states;
+  const int64_t channel = tile.channel + vector * lanes;
+  const T* rates = scratch.rates.scaled.at(channel, n);
+  const T* factors = scratch.factors + last * kGroup * lanes;
+  const T* states = scratch.states + last * kGroup * lanes;
+  const T* sizes = scratch.steps.size + tile.at(vector);
+  const T* moved = scratch.steps.input + tile.at(vector);
+  const T* grads_y = scratch.grad_y + tile.at(vector);
+  const T* B = inputs.B.at(tile.batch, tile.first + last) + n;
+  const T* C = inputs.C.at(tile.batch, tile.first + last) + n;
+  const int64_t b_stride = inputs.B.time_stride, c_stride = inputs.C.time_stride;
+  T* carried = scratch.carried.at(channel, n);
+  T* grad_rates = scratch.grad_rates.at(channel, n);
+  T* grad_sizes = scratch.grad_size + tile.at(vector);
+  T* grad_inputs = scratch.grad_input + tile.at(vector);
+  T* grad_B = scratch.grad_B + (last * N + n) * lanes;
   Vec<T> g[kGroup], grad_rate[kGroup];
 #pragma GCC unroll 8
   for (int i = 0; i < kGroup; ++i) {
-    g[i] = load(carried + i * stride);
-    grad_rate[i] = load(grad_rates + i * stride);
+    g[i] = load(carried + i * lanes);
+    grad_rate[i] = load(grad_rates + i * lanes);
   }
-  for (int64_t t = at.count - 1; t >= 0; --t) {
-    const T* B = inputs.B.at(at.batch, at.first + t) + n;
-    const T* C = inputs.C.at(at.batch, at.first + t) + n;
-    const T* factors = scratch.factors + t * kGroup * lanes;
-    const T* before = scratch.states + t * kGroup * lanes;
-    const T* after = before + kGroup * lanes;
-    T* grad_B = scratch.grad_B + (t * N + n) * lanes;
-    T* grad_C = scratch.grad_C + (t * N + n) * lanes;
-    const Vec<T> size = load(scratch.steps.size + t * lanes);
-    const Vec<T> input = load(scratch.steps.input + t * lanes);
-    const Vec<T> grad_y = load(scratch.grad_y + t * lanes);
-    Vec<T> grad_size = load(scratch.grad_size + t * lanes);
-    Vec<T> grad_input = load(scratch.grad_input + t * lanes);
+  for (int64_t t = last; t >= 0; --t, B -= b_stride, C -= c_stride) {
+    const Vec<T> size = load(sizes + t * lanes), input = load(moved + t * lanes);
+    const Vec<T> grad_y = load(grads_y + t * lanes);
+    Vec<T> grad_size = n > 0 ? load(grad_sizes + t * lanes) : Vec<T>{};
+    Vec<T> grad_input = n > 0 ? load(grad_inputs + t * lanes) : Vec<T>{};
 #pragma GCC unroll 8
     for (int i = 0; i < kGroup; ++i) {
       g[i] = grad_y * C[i] + g[i];
-      store(grad_C + i * lanes, grad_y * load(after + i * lanes) + load(grad_C + i * lanes));
       store(grad_B + i * lanes, input * g[i] + load(grad_B + i * lanes));
       grad_input = g[i] * B[i] + grad_input;
       g[i] *= load(factors + i * lanes);
-      const Vec<T> v = g[i] * load(before + i * lanes);
+      const Vec<T> v = g[i] * load(states + i * lanes);
       grad_rate[i] = size * v + grad_rate[i];
-      grad_size = v * load(rates + i * stride) + grad_size;
+      grad_size = v * load(rates + i * lanes) + grad_size;
     }
-    store(scratch.grad_size + t * lanes, grad_size);
-    store(scratch.grad_input + t * lanes, grad_input);
+    store(grad_sizes + t * lanes, grad_size);
+    store(grad_inputs + t * lanes, grad_input);
+    factors -= kGroup * lanes;
+    states -= kGroup * lanes;
+    grad_B -= N * lanes;
   }
 #pragma GCC unroll 8
   for (int i = 0; i < kGroup; ++i) {
-    store(carried + i * stride, g[i]);
-    store(grad_rates + i * stride, grad_rate[i]);
+    store(carried + i * lanes, g[i]);
+    store(grad_rates + i * lanes, grad_rate[i]);
   }
 }
 
+// From the gradients of s u and s to those of u, delta and D.
 template <class T>
-void load_gradients(const ScanBackward<T>& a, const Place& at, BackwardScratch<T>& scratch) {
-  constexpr int lanes = kLanes<T>;
-  for (int64_t t = 0; t < at.count; ++t) {
-    const T* from = a.grad_y.at(at.batch, at.first + t) + at.channel;
-    store(scratch.grad_y + t * lanes, load_row(from, at.width));
-  }
-  clear(scratch.grad_size, at.count * lanes);
-  clear(scratch.grad_input, at.count * lanes);
-}
-
-template <class T>
-void store_gradients(const ScanBackward<T>& a, const Place& at, BackwardScratch<T>& scratch) {
-  constexpr int lanes = kLanes<T>;
-  const ScanInputs<T>& inputs = a.inputs;
-  const int64_t E = inputs.shape.channels;
-  const Vec<T> skip =
-      inputs.D == nullptr ? Vec<T>{} : load_at_most(inputs.D + at.channel, at.width);
-  Vec<T> grad_skip = load(scratch.grad_skip + at.channel);
-  const int64_t begin = (at.batch * inputs.shape.steps + at.first) * E + at.channel;
-  for (int64_t t = 0; t < at.count; ++t) {
-    const Vec<T> u = load(scratch.steps.u + t * lanes);
-    const Vec<T> grad_y = load(scratch.grad_y + t * lanes);
-    const Vec<T> grad_input = load(scratch.grad_input + t * lanes);
-    const Vec<T> grad_size = load(scratch.grad_size + t * lanes) * T(kScanLn2) + grad_input * u;
-    const Vec<T> grad_u = load(scratch.steps.size + t * lanes) * grad_input + skip * grad_y;
+void finish_gradients(const ScanInputs<T>& inputs, const Tile<T>& tile, int64_t vector,
+                      const BackwardScratch<T>& scratch) {
+  const int64_t channel = tile.channel + vector * kLanes<T>, end = tile.at(vector + 1);
+  const Vec<T> skip = skip_at(inputs, channel);
+  const Steps<T> steps = scratch.steps;
+  const bool softplus = inputs.softplus;
+  const T* grads_y = scratch.grad_y;
+  T* grad_sizes = scratch.grad_size;
+  T* grad_inputs = scratch.grad_input;
+  Vec<T> grad_skip = load(scratch.grad_skip + channel);
+  for (int64_t i = tile.at(vector); i < end; i += kLanes<T>) {
+    const Vec<T> u = load(steps.u + i), grad_y = load(grads_y + i);
+    const Vec<T> slope = softplus ? load(steps.slope + i) : broadcast(T(1));
+    const Vec<T> grad_input = load(grad_inputs + i);
+    const Vec<T> grad_size = load(grad_sizes + i) * T(kScanLn2) + grad_input * u;
     grad_skip += grad_y * u;
-    store_at_most(a.grad_u + begin + t * E, grad_u, at.width);
-    const Vec<T> slope = inputs.softplus ? load(scratch.steps.slope + t * lanes) : broadcast(T(1));
-    store_at_most(a.grad_delta + begin + t * E, grad_size * slope, at.width);
+    store(grad_inputs + i, load(steps.size + i) * grad_input + skip * grad_y);
+    store(grad_sizes + i, grad_size * slope);
   }
-  store(scratch.grad_skip + at.channel, grad_skip);
+  store(scratch.grad_skip + channel, grad_skip);
 }
 
 template <class T>
-void backward_place(const ScanBackward<T>& a, const Place& at, BackwardScratch<T>& scratch) {
+void read_start(const ScanBackward<T>& a, const Tile<T>& tile, const BackwardScratch<T>& scratch) {
+  const int64_t E = a.inputs.shape.channels, N = a.inputs.shape.states;
+  const int64_t before = tile.first / a.inputs.every - 1;
+  if (before < 0) {
+    clear(scratch.start, tile.vectors() * N * kLanes<T>);
+  } else {
+    const T* saved = a.states + (tile.batch * a.inputs.saved() + before) * N * E;
+    read_rows(saved + tile.channel, E, N, tile.width, scratch.start);
+  }
+}
+
+template <class T>
+void backward_tile(const ScanBackward<T>& a, const Tile<T>& tile, BackwardScratch<T>& scratch) {
   const ScanInputs<T>& inputs = a.inputs;
-  const ScanShape& shape = inputs.shape;
-  const bool tame = scratch.steps.fill(inputs, at, scratch.rates.largest, true);
-  const int64_t before = at.first / inputs.every - 1;
-  const T* saved =
-      before < 0 ? nullptr
-                 : a.states + (at.batch * inputs.saved() + before) * shape.states * shape.channels +
-                       at.channel;
-  load_gradients(a, at, scratch);
-  for_state_groups<kBackwardGroup>(shape.states, [&]<int kGroup>(int64_t n) {
-    if (tame) {
-      recompute_group<T, kGroup, true>(inputs, at, n, saved, scratch);
-    } else {
-      recompute_group<T, kGroup, false>(inputs, at, n, saved, scratch);
-    }
-    adjoint_group<T, kGroup>(inputs, at, n, scratch);
-  });
-  store_gradients(a, at, scratch);
+  const bool tame = scratch.steps.fill(inputs, tile, scratch.rates.largest);
+  Steps<T>::read(a.grad_y, tile, scratch.grad_y);
+  read_start(a, tile, scratch);
+  for (int64_t vector = 0; vector < tile.vectors(); ++vector) {
+    const T* sizes = scratch.steps.size + tile.at(vector);
+    for_state_groups<kBackwardGroup>(inputs.shape.states, [&]<int kGroup>(int64_t n) {
+      const T* rates = scratch.rates.scaled.at(tile.channel + vector * kLanes<T>, n);
+      fill_factors<T, kGroup>(sizes, tile.count, rates, tame, scratch.factors);
+      recompute_group<T, kGroup>(inputs, tile, vector, n, scratch);
+      adjoint_group<T, kGroup>(inputs, tile, vector, n, scratch);
+    });
+    finish_gradients(inputs, tile, vector, scratch);
+  }
+  const int64_t E = inputs.shape.channels;
+  const int64_t begin = (tile.batch * inputs.shape.steps + tile.first) * E + tile.channel;
+  write_rows(scratch.grad_input, tile.count, tile.width, a.grad_u + begin, E);
+  write_rows(scratch.grad_size, tile.count, tile.width, a.grad_delta + begin, E);
 }
 
 template <class T>
@@ -184,14 +192,14 @@ template <class T>
 void backward_entry(const ScanBackward<T>& a, int64_t batch, BackwardScratch<T>& scratch) {
   const ScanShape& shape = a.inputs.shape;
   const int64_t steps = a.inputs.every, N = shape.states;
-  clear(scratch.carried, N * scratch.rates.stride);
-  for (int64_t chunk = (shape.steps - 1) / steps; chunk >= 0; --chunk) {
+  scratch.carried.clear();
+  for (int64_t first = round_down(shape.steps - 1, steps); first >= 0; first -= steps) {
     clear(scratch.grad_B, steps * N * kLanes<T>);
     clear(scratch.grad_C, steps * N * kLanes<T>);
-    for (int64_t channel = 0; channel < shape.channels; channel += kLanes<T>) {
-      backward_place(a, place_at<T>(shape, batch, chunk, steps, channel), scratch);
+    for (int64_t channel = 0; channel < shape.channels; channel += kTile * kLanes<T>) {
+      backward_tile(a, Tile<T>(shape, batch, first, steps, channel), scratch);
     }
-    const int64_t first = chunk * steps, count = smaller(steps, shape.steps - first);
+    const int64_t count = smaller(steps, shape.steps - first);
     const int64_t begin = (batch * shape.steps + first) * N;
     sum_channels(scratch.grad_B, count * N, a.grad_B + begin);
     sum_channels(scratch.grad_C, count * N, a.grad_C + begin);
@@ -201,21 +209,18 @@ void backward_entry(const ScanBackward<T>& a, int64_t batch, BackwardScratch<T>&
 template <class T>
 void backward(const ScanBackward<T>& a, int64_t begin, int64_t end, int64_t pieces, void* memory) {
   const ScanShape& shape = a.inputs.shape;
+  const int64_t E = shape.channels, N = shape.states;
   Arena arena(memory);
   BackwardScratch<T> scratch(shape, arena);
   scratch.rates.fill(a.inputs);
-  const int64_t E = shape.channels, stride = scratch.rates.stride;
   for (int64_t piece = begin; piece < end; ++piece) {
-    clear(scratch.grad_rates, shape.states * stride);
-    clear(scratch.grad_skip, stride);
+    scratch.grad_rates.clear();
+    clear(scratch.grad_skip, round_up(E, kLanes<T>));
     const int64_t last = shape.batch * (piece + 1) / pieces;
     for (int64_t batch = shape.batch * piece / pieces; batch < last; ++batch) {
       backward_entry(a, batch, scratch);
     }
-    for (int64_t n = 0; n < shape.states; ++n) {
-      __builtin_memcpy(a.grad_A + (piece * shape.states + n) * E, scratch.grad_rates + n * stride,
-                       E * sizeof(T));
-    }
+    write_rows(scratch.grad_rates.data, N, E, a.grad_A + piece * N * E, E);
     __builtin_memcpy(a.grad_D + piece * E, scratch.grad_skip, E * sizeof(T));
   }
 }

@@ -4,111 +4,105 @@ namespace bwt {
 namespace BWT_SIMD {
 namespace {
 
-constexpr int kForwardGroup = 4;
+constexpr int kForwardGroup = 8;
 
 template <class T>
 struct ForwardScratch {
   ForwardScratch(const ScanShape& shape, Arena& arena)
       : rates(shape, arena),
         steps(arena),
-        state(arena.take<T>(shape.states * rates.stride)),
-        y(arena.take<T>(kScanChunk * kLanes<T>)) {}
+        state(shape, arena),
+        factors(arena.take<T>(kScanChunk * kForwardGroup * kLanes<T>)),
+        y(Steps<T>::take(arena)) {}
 
   Rates<T> rates;
   Steps<T> steps;
-  T* state;  // [N,stride]
-  T* y;      // [step][lane]
+  Blocks<T> state;
+  T* factors;  // [step][group][lane]: a
+  T* y;        // [vector][step][lane]
 };
 
 // Adds the states n .. n + kGroup to y, and moves them on.
-template <class T, int kGroup, bool kTame>
-void forward_group(const ScanInputs<T>& inputs, const Place& at, int64_t n,
-                   const ForwardScratch<T>& scratch) {
+template <class T, int kGroup>
+[[gnu::noinline]] void forward_group(const ScanInputs<T>& inputs, const Tile<T>& tile,
+                                     int64_t vector, int64_t n, const ForwardScratch<T>& scratch) {
   constexpr int lanes = kLanes<T>;
-  const int64_t stride = scratch.rates.stride, count = at.count;
-  const T* rates = scratch.rates.scaled + n * stride + at.channel;
-  T* state = scratch.state + n * stride + at.channel;
-  const T* sizes = scratch.steps.size;
-  const T* moved = scratch.steps.input;
-  const T* B = inputs.B.at(at.batch, at.first) + n;
-  const T* C = inputs.C.at(at.batch, at.first) + n;
+  const int64_t count = tile.count;
+  const T* factors = scratch.factors;
+  const T* moved = scratch.steps.input + tile.at(vector);
+  const T* B = inputs.B.at(tile.batch, tile.first) + n;
+  const T* C = inputs.C.at(tile.batch, tile.first) + n;
   const int64_t b_stride = inputs.B.time_stride, c_stride = inputs.C.time_stride;
-  T* y = scratch.y;
-  Vec<T> rate[kGroup], h[kGroup];
+  T* state = scratch.state.at(tile.channel + vector * lanes, n);
+  T* y = scratch.y + tile.at(vector);
+  Vec<T> h[kGroup];
 #pragma GCC unroll 8
-  for (int i = 0; i < kGroup; ++i) {
-    rate[i] = load(rates + i * stride);
-    h[i] = load(state + i * stride);
-  }
+  for (int i = 0; i < kGroup; ++i) h[i] = load(state + i * lanes);
   for (int64_t t = 0; t < count; ++t, B += b_stride, C += c_stride) {
-    const Vec<T> size = load(sizes + t * lanes), input = load(moved + t * lanes);
+    const Vec<T> input = load(moved + t * lanes);
     Vec<T> sum = load(y + t * lanes);
-    Vec<T> factor[kGroup];
-    exp2_products<T, kTame, kGroup>(size, rate, factor);
 #pragma GCC unroll 8
     for (int i = 0; i < kGroup; ++i) {
-      h[i] = factor[i] * h[i] + input * B[i];
+      h[i] = load(factors + i * lanes) * h[i] + input * B[i];
       sum = h[i] * C[i] + sum;
     }
+    factors += kGroup * lanes;
     store(y + t * lanes, sum);
   }
 #pragma GCC unroll 8
-  for (int i = 0; i < kGroup; ++i) store(state + i * stride, h[i]);
+  for (int i = 0; i < kGroup; ++i) store(state + i * lanes, h[i]);
 }
 
 template <class T>
-void forward_place(const ScanForward<T>& a, const Place& at, ForwardScratch<T>& scratch) {
-  constexpr int lanes = kLanes<T>;
-  const ScanInputs<T>& inputs = a.inputs;
-  const int64_t E = inputs.shape.channels;
-  const bool tame = scratch.steps.fill(inputs, at, scratch.rates.largest, false);
-  const Vec<T> skip =
-      inputs.D == nullptr ? Vec<T>{} : load_at_most(inputs.D + at.channel, at.width);
-  for (int64_t t = 0; t < at.count; ++t) {
-    store(scratch.y + t * lanes, skip * load(scratch.steps.u + t * lanes));
+void forward_vector(const ScanInputs<T>& inputs, const Tile<T>& tile, int64_t vector, bool tame,
+                    ForwardScratch<T>& scratch) {
+  const int64_t channel = tile.channel + vector * kLanes<T>;
+  const Vec<T> skip = skip_at(inputs, channel);
+  const T* u = scratch.steps.u;
+  T* y = scratch.y;
+  for (int64_t i = tile.at(vector); i < tile.at(vector + 1); i += kLanes<T>) {
+    store(y + i, skip * load(u + i));
   }
+  const T* sizes = scratch.steps.size + tile.at(vector);
   for_state_groups<kForwardGroup>(inputs.shape.states, [&]<int kGroup>(int64_t n) {
-    if (tame) {
-      forward_group<T, kGroup, true>(inputs, at, n, scratch);
-    } else {
-      forward_group<T, kGroup, false>(inputs, at, n, scratch);
-    }
+    const T* rates = scratch.rates.scaled.at(channel, n);
+    fill_factors<T, kGroup>(sizes, tile.count, rates, tame, scratch.factors);
+    forward_group<T, kGroup>(inputs, tile, vector, n, scratch);
   });
-  T* y = a.y + (at.batch * inputs.shape.steps + at.first) * E + at.channel;
-  for (int64_t t = 0; t < at.count; ++t, y += E) {
-    store_at_most(y, load(scratch.y + t * lanes), at.width);
-  }
 }
 
 template <class T>
-void save_state(const ScanForward<T>& a, int64_t batch, int64_t number, const T* state,
-                int64_t stride) {
+void forward_tile(const ScanForward<T>& a, const Tile<T>& tile, ForwardScratch<T>& scratch) {
   const ScanShape& shape = a.inputs.shape;
-  T* to = a.states + (batch * a.inputs.saved() + number) * shape.states * shape.channels;
-  for (int64_t n = 0; n < shape.states; ++n, to += shape.channels, state += stride) {
-    __builtin_memcpy(to, state, shape.channels * sizeof(T));
+  const int64_t E = shape.channels, N = shape.states, saved = a.inputs.saved();
+  const bool tame = scratch.steps.fill(a.inputs, tile, scratch.rates.largest);
+  for (int64_t vector = 0; vector < tile.vectors(); ++vector) {
+    forward_vector(a.inputs, tile, vector, tame, scratch);
   }
-}
-
-template <class T>
-void forward_entry(const ScanForward<T>& a, int64_t batch, ForwardScratch<T>& scratch) {
-  const ScanShape& shape = a.inputs.shape;
-  const int64_t steps = a.inputs.every > 0 ? a.inputs.every : kScanChunk;
-  clear(scratch.state, shape.states * scratch.rates.stride);
-  for (int64_t chunk = 0; chunk * steps < shape.steps; ++chunk) {
-    for (int64_t channel = 0; channel < shape.channels; channel += kLanes<T>) {
-      forward_place(a, place_at<T>(shape, batch, chunk, steps, channel), scratch);
-    }
-    if (chunk < a.inputs.saved()) save_state(a, batch, chunk, scratch.state, scratch.rates.stride);
+  T* y = a.y + (tile.batch * shape.steps + tile.first) * E + tile.channel;
+  write_rows(scratch.y, tile.count, tile.width, y, E);
+  const int64_t number = saved == 0 ? 0 : tile.first / a.inputs.every;
+  if (number < saved) {
+    T* states = a.states + (tile.batch * saved + number) * N * E + tile.channel;
+    write_rows(scratch.state.at(tile.channel, 0), N, tile.width, states, E);
   }
 }
 
 template <class T>
 void forward(const ScanForward<T>& a, int64_t begin, int64_t end, void* memory) {
+  const ScanShape& shape = a.inputs.shape;
+  const int64_t steps = a.inputs.every > 0 ? a.inputs.every : kScanChunk;
   Arena arena(memory);
-  ForwardScratch<T> scratch(a.inputs.shape, arena);
+  ForwardScratch<T> scratch(shape, arena);
   scratch.rates.fill(a.inputs);
-  for (int64_t batch = begin; batch < end; ++batch) forward_entry(a, batch, scratch);
+  for (int64_t batch = begin; batch < end; ++batch) {
+    scratch.state.clear();
+    for (int64_t first = 0; first < shape.steps; first += steps) {
+      for (int64_t channel = 0; channel < shape.channels; channel += kTile * kLanes<T>) {
+        forward_tile(a, Tile<T>(shape, batch, first, steps, channel), scratch);
+      }
+    }
+  }
 }
 
 template <class T>

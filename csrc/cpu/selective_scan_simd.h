@@ -1,17 +1,22 @@
 // The selective scan (selective_scan.h) for one instruction-set level. Included once per level by
 // foreach_simd.h; what it includes is per level, too. This file: what both passes share.
 //
-// Vectors hold channels. A chunk of steps is computed for one vector of channels after the other,
-// and for a group of states at a time, whose h are registers then. What a chunk reads and writes of
-// the large arrays are whole rows, in order; the rest stays in the cache.
+// Vectors hold channels. A chunk of steps is computed for one tile of channels after the other, and
+// there for a group of states at a time. First come all exponentials of the group, which depend on
+// nothing, then its recurrence, whose h are registers: in one loop the processor would see too few
+// steps ahead to overlap the long chains of operations. These loops are functions of their own, not
+// inlined, as they need all registers. Arrays in scratch are [vector][row][lane], so that what a
+// group needs is in one piece; as rows of E numbers, often a power of two, it would be where the
+// cache has few lines.
 #include "cpu/vector.h"
 
 namespace bwt {
 namespace BWT_SIMD {
 namespace {  // names of one kernel file must not meet those of another
 
-// 2^f = kExp2[0] + kExp2[1] * f + .. for |f| <= 1/2, the polynomials of least relative error
-// (2e-9 and 3e-18).
+// Polynomials of least relative error:
+// 2^f = kExp2[0] + kExp2[1] * f + .. for |f| <= 1/2 (2e-9 and 3e-18),
+// 2 atanh(r) = r * (kAtanh[0] + kAtanh[1] * r^2 + ..) for |r| <= 1/3 (4e-9 and 1e-18).
 template <class T>
 struct ScanTraits;
 
@@ -25,7 +30,9 @@ struct ScanTraits<float> {
                                     0.00133999298186f,
                                     0.000153457797713f};
   static constexpr float kLimit = 126;  // 2^z is normal for |z| below
-  static constexpr int kAtanhTerms = 8;
+  static constexpr float kAtanh[] = {2.00000000792092682f, 0.666663146810835416f,
+                                     0.400249103191510252f, 0.279606023890012248f,
+                                     0.281783360123540898f};
 };
 
 template <>
@@ -43,21 +50,41 @@ struct ScanTraits<double> {
                                      7.07410434182751635e-9,
                                      4.43535235186488352e-10};
   static constexpr double kLimit = 1022;
-  static constexpr int kAtanhTerms = 17;
+  static constexpr double kAtanh[] = {
+      2.0,
+      0.666666666666661342,
+      0.400000000001903246,
+      0.285714285449251124,
+      0.222222241117760162,
+      0.181817397876176812,
+      0.153866354563681021,
+      0.133001024855579383,
+      0.121122491711155519,
+      0.0831568349343618666,
+      0.170600639344152621,
+  };
 };
 
-constexpr int64_t kScanLine = 64;  // bytes of a cache line
+constexpr int kTile = 2;  // vectors of channels
 constexpr double kScanLog2e = 1.44269504088896340736;
 constexpr double kScanLn2 = 0.69314718055994530942;
 
+inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
 template <class T>
-[[gnu::always_inline]] inline Vec<T> absolute(Vec<T> x) {
-  return x < T(0) ? -x : x;
+void clear(T* numbers, int64_t count) {
+  if (count > 0) __builtin_memset(numbers, 0, count * sizeof(T));
 }
 
-// factor[i] = 2^(size * rate[i]), stage by stage for all i: the processor sees too few steps ahead
-// to overlap the long chains of one exponential after the other. Tame: |size * rate| < kLimit is
-// known.
+template <class T>
+[[gnu::always_inline]] inline Vec<T> absolute(Vec<T> x) {
+  return (Vec<T>)((Bits<T>)x & ~(Bits<T>)broadcast(T(-0.0)));
+}
+
+// Exponentials that are computed together, so that the processor need not wait for one.
+constexpr int kAtOnce = 4;
+
+// factor[i] = 2^(size * rate[i]), stage by stage for all i. Tame: |size * rate| < kLimit is known.
 template <class T, bool kTame, int kGroup>
 [[gnu::always_inline]] inline void exp2_products(Vec<T> size, const Vec<T>* rate, Vec<T>* factor) {
   using Traits = ScanTraits<T>;
@@ -87,136 +114,206 @@ template <class T, bool kTame, int kGroup>
   }
 }
 
+// The steps of a chunk and the channels that are computed at a time.
 template <class T>
-int64_t padded_channels(const ScanShape& shape) {
-  return round_up(shape.channels, kLanes<T>);
+struct Tile {
+  Tile(const ScanShape& shape, int64_t batch, int64_t first, int64_t steps, int64_t channel)
+      : batch(batch),
+        first(first),
+        count(smaller(steps, shape.steps - first)),
+        channel(channel),
+        width(smaller(kTile * kLanes<T>, shape.channels - channel)) {}
+
+  int64_t vectors() const { return (width + kLanes<T> - 1) / kLanes<T>; }
+  int64_t numbers() const { return vectors() * count * kLanes<T>; }
+  // Where the steps of a vector begin in [vector][step][lane].
+  int64_t at(int64_t vector) const { return vector * count * kLanes<T>; }
+
+  int64_t batch;
+  int64_t first;  // step
+  int64_t count;  // of steps
+  int64_t channel;
+  int64_t width;  // in channels
+};
+
+// Between `count` rows of `width` numbers and scratch [vector][row][lane]. What the next tile has
+// of the rows is fetched.
+template <class T>
+void read_rows(const T* from, int64_t stride, int64_t count, int64_t width, T* to) {
+  constexpr int lanes = kLanes<T>;
+  for (int64_t row = 0; row < count; ++row, from += stride, to += lanes) {
+    __builtin_prefetch(from + kTile * lanes);
+    for (int64_t e = 0; e < width; e += lanes) {
+      store(to + e * count, load_at_most(from + e, width - e));
+    }
+  }
 }
 
-inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-
 template <class T>
-void clear(T* numbers, int64_t count) {
-  if (count > 0) __builtin_memset(numbers, 0, count * sizeof(T));
+void write_rows(const T* from, int64_t count, int64_t width, T* to, int64_t stride) {
+  constexpr int lanes = kLanes<T>;
+  for (int64_t row = 0; row < count; ++row, from += lanes, to += stride) {
+    __builtin_prefetch(to + kTile * lanes, 1);
+    for (int64_t e = 0; e < width; e += lanes) {
+      store_at_most(to + e, load(from + e * count), width - e);
+    }
+  }
 }
 
-// A as the kernels read it: transposed and in units of log 2.
+// Numbers [N,E] in scratch, as [vector][N][lane] for all channels.
+template <class T>
+struct Blocks {
+  Blocks(const ScanShape& shape, Arena& arena)
+      : states(shape.states),
+        count(round_up(shape.channels, kLanes<T>) * shape.states),
+        data(arena.take<T>(count)) {}
+
+  T* at(int64_t channel, int64_t n) const { return data + channel * states + n * kLanes<T>; }
+  void clear() const { BWT_SIMD::clear(data, count); }
+
+  int64_t states;
+  int64_t count;
+  T* data;
+};
+
+// A in units of log 2.
 template <class T>
 struct Rates {
   Rates(const ScanShape& shape, Arena& arena)
-      : stride(padded_channels<T>(shape)),
-        scaled(arena.take<T>(shape.states * stride)),
-        largest(arena.take<T>(stride)) {}
+      : scaled(shape, arena),
+        largest(arena.take<T>(round_up(shape.channels, kLanes<T>))) {}
 
   void fill(const ScanInputs<T>& inputs) {
     const ScanShape& shape = inputs.shape;
-    clear(scaled, shape.states * stride);
-    clear(largest, stride);
+    scaled.clear();
+    clear(largest, round_up(shape.channels, kLanes<T>));
     for (int64_t e = 0; e < shape.channels; ++e) {
+      const int64_t lane = e % kLanes<T>;
       for (int64_t n = 0; n < shape.states; ++n) {
         const T rate = inputs.A[e * shape.states + n] * T(kScanLog2e);
         const T size = rate < 0 ? -rate : rate;
-        scaled[n * stride + e] = rate;
+        scaled.at(e - lane, n)[lane] = rate;
         largest[e] = size <= largest[e] ? largest[e] : size;  // NaN is largest
       }
     }
   }
 
-  int64_t stride;
-  T* scaled;   // [N,stride]
-  T* largest;  // [stride], of |scaled| over the states
+  Blocks<T> scaled;
+  T* largest;  // [E], of |scaled| over the states
 };
-
-// The steps of a chunk and the vector of channels that are computed at a time.
-struct Place {
-  int64_t batch;
-  int64_t first;  // step
-  int64_t count;  // of steps
-  int64_t channel;
-  int64_t width;  // channels that are left, from this one on
-};
-
-template <class T>
-Place place_at(const ScanShape& shape, int64_t batch, int64_t chunk, int64_t steps,
-               int64_t channel) {
-  const int64_t first = chunk * steps;
-  return {batch, first, smaller(steps, shape.steps - first), channel, shape.channels - channel};
-}
-
-// Fetches what the next vector of channels reads of a row, a line ahead.
-template <class T>
-[[gnu::always_inline]] inline Vec<T> load_row(const T* from, int64_t width) {
-  __builtin_prefetch(from + 2 * kScanLine / int64_t(sizeof(T)));
-  return load_at_most(from, width);
-}
 
 // log(1 + e^x) = max(x, 0) + log(1 + w) with w = e^-|x|, and log(1 + w) = 2 atanh(w / (2 + w)), a
-// series that keeps its relative precision for small w. Its slope is the sigmoid. In loops of few
-// instructions, of which the processor overlaps many rounds.
+// polynomial that keeps its relative precision for small w. Its slope is the sigmoid. The arrays
+// have room for a multiple of kAtOnce vectors.
 template <class T>
-void softplus(const T* x, int64_t count, T* value, T* slope) {
-  constexpr int n = kLanes<T>, kTerms = ScanTraits<T>::kAtanhTerms;
-  for (int64_t i = 0; i < count * n; i += n) store(value + i, exp<T>(-absolute<T>(load(x + i))));
-  if (slope != nullptr) {
-    for (int64_t i = 0; i < count * n; i += n) {
-      const Vec<T> w = load(value + i);
-      store(slope + i, (load(x + i) > T(0) ? broadcast(T(1)) : w) / (T(1) + w));
+[[gnu::noinline]] void softplus(const T* x, int64_t numbers, T* value, T* slope) {
+  constexpr int lanes = kLanes<T>, kTerms = sizeof(ScanTraits<T>::kAtanh) / sizeof(T);
+  constexpr T kLargest = (ScanTraits<T>::kLimit - 1) * T(kScanLn2);
+  for (int64_t i = 0; i < numbers; i += kAtOnce * lanes) {
+    Vec<T> sizes[kAtOnce], w[kAtOnce];
+#pragma GCC unroll 8
+    for (int k = 0; k < kAtOnce; ++k) {
+      sizes[k] = absolute<T>(load(x + i + k * lanes));
+      sizes[k] = sizes[k] > kLargest ? broadcast(kLargest) : sizes[k];  // NaN stays
     }
+    exp2_products<T, true, kAtOnce>(broadcast(T(-kScanLog2e)), sizes, w);
+#pragma GCC unroll 8
+    for (int k = 0; k < kAtOnce; ++k) store(slope + i + k * lanes, w[k]);
   }
-  for (int64_t i = 0; i < count * n; i += n) {
-    const Vec<T> w = load(value + i), from = load(x + i);
-    const Vec<T> s = w / (T(2) + w), square = s * s;
-    Vec<T> p = broadcast(T(1) / T(2 * kTerms - 1));
-#pragma GCC unroll 20
-    for (int k = kTerms - 2; k >= 0; --k) p = p * square + T(1) / T(2 * k + 1);
-    const Vec<T> larger = from < T(0) ? Vec<T>{} : from;  // NaN stays
-    store(value + i, larger + T(2) * s * p);
+  for (int64_t i = 0; i < numbers; i += lanes) {
+    const Vec<T> from = load(x + i), w = load(slope + i);
+    const Vec<T> r = w / (T(2) + w), square = r * r;
+    Vec<T> p = broadcast(ScanTraits<T>::kAtanh[kTerms - 1]);
+#pragma GCC unroll 16
+    for (int k = kTerms - 2; k >= 0; --k) p = p * square + ScanTraits<T>::kAtanh[k];
+    store(value + i, r * p + (from < T(0) ? Vec<T>{} : from));  // NaN stays
+    store(slope + i, (from > T(0) ? broadcast(T(1)) : w) / (T(1) + w));
   }
 }
 
-// What is computed once for all states, [step][lane].
+// What is computed once for all states, [vector][step][lane].
 template <class T>
 struct Steps {
   explicit Steps(Arena& arena)
       : u(take(arena)),
-        delta(take(arena)),
         size(take(arena)),
         input(take(arena)),
         slope(take(arena)) {}
 
-  static T* take(Arena& arena) { return arena.take<T>(kScanChunk * kLanes<T>); }
+  static T* take(Arena& arena) {
+    return arena.take<T>(round_up(kTile * kScanChunk, kAtOnce) * kLanes<T>);
+  }
 
   // Returns whether all factors are of moderate size, for rates up to `largest`.
-  bool fill(const ScanInputs<T>& inputs, const Place& at, const T* largest, bool with_slope) {
-    constexpr int n = kLanes<T>;
-    const T* from_u = inputs.u.at(at.batch, at.first) + at.channel;
-    const T* from_delta = inputs.delta.at(at.batch, at.first) + at.channel;
-    for (int64_t t = 0; t < at.count; ++t) {
-      store(u + t * n, load_row(from_u, at.width));
-      store(delta + t * n, load_row(from_delta, at.width));
-      from_u += inputs.u.time_stride;
-      from_delta += inputs.delta.time_stride;
+  bool fill(const ScanInputs<T>& inputs, const Tile<T>& tile, const T* largest) {
+    read(inputs.u, tile, u);
+    read(inputs.delta, tile, inputs.softplus ? input : size);
+    if (inputs.softplus) softplus(input, tile.numbers(), size, slope);
+    bool tame = true;
+    for (int64_t vector = 0; vector < tile.vectors(); ++vector) {
+      const Vec<T> rate = load(largest + tile.channel + vector * kLanes<T>);
+      tame &= fill_input(tile.at(vector), tile.at(vector + 1), rate);
     }
-    if (inputs.softplus) {
-      softplus(delta, at.count, size, with_slope ? slope : nullptr);
-    } else {
-      __builtin_memcpy(size, delta, at.count * n * sizeof(T));
-    }
-    const Vec<T> rate = load(largest + at.channel);
+    return tame;
+  }
+
+  static void read(const ScanRows<const T>& rows, const Tile<T>& tile, T* to) {
+    const T* from = rows.at(tile.batch, tile.first) + tile.channel;
+    read_rows(from, rows.time_stride, tile.count, tile.width, to);
+  }
+
+  bool fill_input(int64_t begin, int64_t end, Vec<T> rate) {
+    const T* sizes = size;
+    const T* from = u;
+    T* to = input;
     Bits<T> wild{};
-    for (int64_t t = 0; t < at.count; ++t) {
-      const Vec<T> step = load(size + t * n);
+    for (int64_t i = begin; i < end; i += kLanes<T>) {
+      const Vec<T> step = load(sizes + i);
       wild |= ~(absolute<T>(step) * rate < ScanTraits<T>::kLimit);
-      store(input + t * n, step * load(u + t * n));
+      store(to + i, step * load(from + i));
     }
     return !any<T>(wild);
   }
 
   T* u;
-  T* delta;
   T* size;   // s
   T* input;  // s u
   T* slope;  // ds / d delta
 };
+
+// factors [step][group][lane] = 2^(size * rate)
+template <class T, int kGroup, bool kTame>
+[[gnu::noinline]] void exponentials(const T* sizes, int64_t count, const T* rates, T* factors) {
+  constexpr int lanes = kLanes<T>, kWidth = kGroup < kAtOnce ? kGroup : kAtOnce;
+  for (int64_t t = 0; t < count; ++t) {
+    const Vec<T> size = load(sizes + t * lanes);
+#pragma GCC unroll 8
+    for (int n = 0; n < kGroup; n += kWidth, factors += kWidth * lanes) {
+      Vec<T> rate[kWidth], factor[kWidth];
+#pragma GCC unroll 8
+      for (int i = 0; i < kWidth; ++i) rate[i] = load(rates + (n + i) * lanes);
+      exp2_products<T, kTame, kWidth>(size, rate, factor);
+#pragma GCC unroll 8
+      for (int i = 0; i < kWidth; ++i) store(factors + i * lanes, factor[i]);
+    }
+  }
+}
+
+template <class T, int kGroup>
+void fill_factors(const T* sizes, int64_t count, const T* rates, bool tame, T* factors) {
+  if (tame) {
+    exponentials<T, kGroup, true>(sizes, count, rates, factors);
+  } else {
+    exponentials<T, kGroup, false>(sizes, count, rates, factors);
+  }
+}
+
+// D, or zeros.
+template <class T>
+Vec<T> skip_at(const ScanInputs<T>& inputs, int64_t channel) {
+  if (inputs.D == nullptr) return Vec<T>{};
+  return load_at_most(inputs.D + channel, inputs.shape.channels - channel);
+}
 
 // Calls run.template operator()<kGroup>(n) for groups of states that begin at n and cover all.
 template <int kGroup, class Run>
