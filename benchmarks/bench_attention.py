@@ -6,6 +6,10 @@
 torch.nn.MultiheadAttention, whose time includes its two projections. `sdpa` is torch's fused
 attention, which returns no weights. `gemm` is the roofline: the counted causal operations at the
 speed of torch.mm in the same run; `write` the time to write out and weights to memory.
+
+At T = 39 memory bounds `native`, not arithmetic: on one thread its passes take 2.2 ms on a head
+that stays in the cache and 3.0 to 3.4 ms on all heads, and touching the arrays alone
+takes 2.0 to 2.7 ms; autograd's wrappers around a custom op add 0.2 ms.
 """
 
 import functools
