@@ -48,4 +48,8 @@ def _draw(axes: Any, times: dict[tuple[str, str], float], cases: list[str], colo
         found = [(j, times[case, name]) for j, case in enumerate(cases) if (case, name) in times]
         places = [j + (i - (len(names) - 1) / 2) * width for j, _ in found]
         drawn = axes.bar(places, [t for _, t in found], width, color=colours[name], label=name)
-        axes.bar_label(drawn, fmt="%.2g", fontsize=6, padding=1)
+        axes.bar_label(drawn, fmt=_two_digits, fontsize=6, padding=1)
+
+
+def _two_digits(x: float) -> str:
+    return f"{x:.0f}" if x >= 10 else f"{x:.2g}"
