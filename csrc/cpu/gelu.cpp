@@ -5,6 +5,7 @@
 
 #include <tuple>
 
+#include "cpu/pieces.h"
 #include "cpu/tensors.h"
 
 #define BWT_SIMD_FILE "cpu/gelu_simd.h"
@@ -12,8 +13,6 @@
 
 namespace bwt {
 namespace {
-
-constexpr int64_t kGrain = 16384;  // elements worth a thread
 
 void run(const Gelu<float>& a, int64_t begin, int64_t end) {
   BWT_SIMD_CALL(gelu_f32, a, begin, end);

@@ -29,8 +29,6 @@ int64_t table_size(const HmmModel<T>& model) {
 // Shared gradients are summed in T at first, for at most so many steps.
 constexpr int64_t kStepsPerSum = 16384;
 
-inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-
 // Lanes of a sum of probabilities that is not 1. NaN is not, either.
 template <class T>
 [[gnu::always_inline]] inline Bits<T> wrong_sum(Vec<T> sum) {
@@ -141,11 +139,6 @@ void read_table(const HmmModel<T>& model, const T* table, Out* gradient, bool ac
       gradient[s * V + v] = accumulate ? gradient[s * V + v] + x : x;
     }
   }
-}
-
-template <class T>
-void clear(T* numbers, int64_t count) {
-  if (count > 0) __builtin_memset(numbers, 0, count * sizeof(T));
 }
 
 // What a block reads of a sequence's length, and whether it can be right.

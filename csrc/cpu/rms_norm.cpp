@@ -16,8 +16,6 @@
 namespace bwt {
 namespace {
 
-constexpr int64_t kGrain = 16384;  // elements worth a thread
-
 void run(const RmsNormForward<float>& a, int64_t begin, int64_t end) {
   BWT_SIMD_CALL(rms_norm_forward_f32, a, begin, end);
 }

@@ -69,13 +69,6 @@ constexpr int kTile = 2;  // vectors of channels
 constexpr double kScanLog2e = 1.44269504088896340736;
 constexpr double kScanLn2 = 0.69314718055994530942;
 
-inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-
-template <class T>
-void clear(T* numbers, int64_t count) {
-  if (count > 0) __builtin_memset(numbers, 0, count * sizeof(T));
-}
-
 template <class T>
 [[gnu::always_inline]] inline Vec<T> absolute(Vec<T> x) {
   return (Vec<T>)((Bits<T>)x & ~(Bits<T>)broadcast(T(-0.0)));

@@ -57,6 +57,12 @@ constexpr int kLanes = BWT_SIMD_BYTES / sizeof(T);
 
 constexpr int64_t round_down(int64_t n, int64_t unit) { return n - n % unit; }
 constexpr int64_t round_up(int64_t n, int64_t unit) { return round_down(n + unit - 1, unit); }
+constexpr int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+template <class T>
+void clear(T* numbers, int64_t count) {
+  if (count > 0) __builtin_memset(numbers, 0, count * sizeof(T));
+}
 
 template <class T>
 [[gnu::always_inline]] inline Vec<T> broadcast(T x) {
