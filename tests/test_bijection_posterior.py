@@ -49,8 +49,8 @@ def assert_agrees(got, keys, values, num_symbols, channel=None):
         actual, target = getattr(got, name).double().numpy(), getattr(expected, name)
         scale = max(1.0, np.abs(target).max(initial=0.0))
         bound = rounding(getattr(got, name).dtype, scale) + scale * error
-        if name == "log_evidence":
-            bound += running_sum(keys.shape[1], scale)
+        if name != "posterior":  # sums over steps and, in the reference, over symbols
+            bound += running_sum(keys.shape[1] if name == "log_evidence" else num_symbols, scale)
         np.testing.assert_allclose(actual, target, rtol=0, atol=bound, err_msg=name)
 
 
@@ -72,6 +72,32 @@ def test_noiseless(backend, dtype, B, K, V, monkeypatch):
         got = ops.bijection_posterior(keys, values, V, backend=backend)
         assert got.posterior.dtype == dtype
         assert_agrees(got, keys, values, V)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("ids", [torch.int32, torch.int64])
+def test_noiseless_distinct_keys_native(dtype, ids, monkeypatch):
+    """Every row length up to a word of bits and beyond, at every alignment of a sequence's rows."""
+    rng = np.random.default_rng(1)
+    monkeypatch.setattr(torch, "get_default_dtype", lambda: dtype)
+    for V in range(1, 67):
+        for K in sorted({1, (V + 1) // 2, max(V - 1, 1), V}):
+            keys, values = draw(rng, 9, K, V, replacement=False)
+            got = ops.bijection_posterior(keys.to(ids), values.to(ids), V, backend="native")
+            assert_agrees(got, keys, values, V)
+
+
+@pytest.mark.parametrize("V", [5, 20, 32, 63, 64])
+@pytest.mark.parametrize("wrong", [-1, "V", 64, 64 + 3, 2**31 - 64, -(2**31), 2**32 + 1, 2**40])
+@pytest.mark.parametrize("name", ["keys", "values"])
+def test_noiseless_id_out_of_range_native(name, wrong, V):
+    """Among distinct keys, ids that a word of bits would take for others."""
+    wrong = V if wrong == "V" else wrong
+    for step in (0, V // 2, V - 1):
+        keys, values = draw(np.random.default_rng(2), 6, V, V, replacement=False)
+        (keys if name == "keys" else values)[4, step] = wrong
+        with pytest.raises(ValueError, match=rf"{name}\[4, {step}\] is {wrong};"):
+            ops.bijection_posterior(keys, values, V, backend="native")
 
 
 NOISY_SHAPES = [

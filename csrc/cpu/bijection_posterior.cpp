@@ -97,7 +97,7 @@ template <class Out>
 struct CountTables {
   // What a count n of unused values implies, for n = 0..V.
   std::vector<Out> share, log2_count, log_evidence;
-  std::optional<DistinctTables<Out>> distinct;  // if keys can be distinct and sets are words
+  std::optional<DistinctTables<Out>> distinct;  // if keys can be distinct and words spare a bit
 
   CountTables(int symbols, int64_t length)
       : share(symbols + 1),
@@ -111,7 +111,7 @@ struct CountTables {
       log_falling -= std::log(n);
     }
     log_evidence[0] = static_cast<Out>(log_falling);
-    if (symbols <= kWordBits && length <= symbols) tabulate_distinct(symbols, length);
+    if (symbols < kWordBits && length <= symbols) tabulate_distinct(symbols, length);
   }
 
  private:

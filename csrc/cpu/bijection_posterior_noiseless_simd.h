@@ -36,17 +36,18 @@ void fill(Out* row, int count, Out value) {
 
 // The last vector overlaps the one before: no tail.
 template <class Out>
-void copy(const Out* from, Out* to, int64_t count) {
+[[gnu::always_inline]] inline void copy(const Out* from, Out* to, int64_t count) {
   constexpr int kLanes = Lanes<Out>::kCount;
   using Vector = typename Lanes<Out>::Vector;
+  const auto copy_vector = [&](int64_t i) {
+    *reinterpret_cast<Vector*>(to + i) = *reinterpret_cast<const Vector*>(from + i);
+  };
   if (count < kLanes) {
     for (int64_t i = 0; i < count; ++i) to[i] = from[i];
     return;
   }
-  for (int64_t i = 0; i < count; i += kLanes) {
-    const int64_t at = std::min(i, count - kLanes);
-    *reinterpret_cast<Vector*>(to + at) = *reinterpret_cast<const Vector*>(from + at);
-  }
+  for (int64_t i = 0; i < count - kLanes; i += kLanes) copy_vector(i);
+  copy_vector(count - kLanes);
 }
 
 // Ids of type Id in the rows of a tensor.
@@ -93,87 +94,155 @@ int64_t scan_noiseless(const StepView& view, int symbols, Seen& seen,
   return kNoFault;
 }
 
-// Whether ids are distinct and all in [0, symbols). Ids seen twice do no harm to a set of bits, so
-// the last vector may overlap the one before.
+// Sets of symbols, as many as a vector has words: each id is put into the set of its lane.
+using Words = typename Lanes<uint64_t>::Vector;
+constexpr int kWords = Lanes<uint64_t>::kCount;
+
+// The unions of two vectors of sets, by turns in the lanes of the result and of what is left.
+template <std::size_t... kLane>
+[[gnu::always_inline]] inline Words join_pairs(Words a, Words b, std::index_sequence<kLane...>) {
+  const Words even = __builtin_shufflevector(a, b, (kLane % 2 ? kLane - 1 + kWords : kLane)...);
+  const Words odd = __builtin_shufflevector(a, b, (kLane % 2 ? kLane + kWords : kLane + 1)...);
+  return even | odd;
+}
+
+// Whether keys are distinct, and values too, and all in [0, symbols), for symbols < kWordBits and
+// at least kWords steps. An id met twice does no harm to a set, so the last vector may overlap the
+// one before.
 template <class Id>
-bool are_distinct(const Id* ids, int64_t count, int symbols) {
-  constexpr int kLanes = Lanes<uint64_t>::kCount;
-  using Vector = typename Lanes<uint64_t>::Vector;
-  typedef Id Ids __attribute__((vector_size(sizeof(Id) * kLanes), aligned(sizeof(Id))));
-  Vector seen = {}, largest = {};
-  for (int64_t i = 0; i < count; i += kLanes) {
-    const Ids here = *reinterpret_cast<const Ids*>(ids + std::min(i, count - kLanes));
-    const Vector wide = __builtin_convertvector(here, Vector);  // what is negative becomes large
-    largest |= wide;
-    seen |= (Vector{} + 1) << (wide & (kWordBits - 1));
-  }
-  uint64_t all_seen = 0, all_largest = 0;
-  for (int i = 0; i < kLanes; ++i) all_seen |= seen[i], all_largest |= largest[i];
-  const uint64_t allowed = ~uint64_t{0} >> (kWordBits - symbols);
-  return all_largest < kWordBits && (all_seen & ~allowed) == 0 &&
-         __builtin_popcountll(all_seen) == count;
+[[gnu::always_inline]] inline bool are_distinct(const Id* keys, const Id* values, int64_t length,
+                                                int symbols) {
+  typedef Id Ids __attribute__((vector_size(sizeof(Id) * kWords), aligned(sizeof(Id))));
+  Words key_set = {}, value_set = {}, all_bits = {};
+  const auto add = [&](int64_t t) __attribute__((always_inline)) {
+    // What is negative becomes large.
+    const Words key = __builtin_convertvector(*reinterpret_cast<const Ids*>(keys + t), Words);
+    const Words value = __builtin_convertvector(*reinterpret_cast<const Ids*>(values + t), Words);
+    all_bits |= key | value;
+    key_set |= (Words{} + 1) << (key & (kWordBits - 1));
+    value_set |= (Words{} + 1) << (value & (kWordBits - 1));
+  };
+#pragma GCC unroll 4
+  for (int64_t t = 0; t < length - kWords; t += kWords) add(t);
+  add(length - kWords);
+  // An id that no word has a bit for fills the set, to fail the test below.
+  key_set |= reinterpret_cast<Words>((all_bits & ~Words{} << 6) != Words{});
+  const Words sets = join_pairs(key_set, value_set, std::make_index_sequence<kWords>());
+  uint64_t seen_keys = 0, seen_values = 0;
+  for (int i = 0; i < kWords; i += 2) seen_keys |= sets[i], seen_values |= sets[i + 1];
+  return ((seen_keys | seen_values) >> symbols) == 0 && __builtin_popcountll(seen_keys) == length &&
+         __builtin_popcountll(seen_values) == length;
 }
 
 // The common case of distinct keys, where sequences differ only in when each value is used. Shares
 // grow from step to step, so the share at that step tells it. Returns false, for the scan above to
 // decide, if anything is repeated or wrong.
 template <class Id, class Out>
-bool scan_distinct(const Id* keys, const Id* values, int64_t length, int symbols, const Out* share,
-                   Out* used_at) {
-  if (!are_distinct(keys, length, symbols) || !are_distinct(values, length, symbols)) return false;
-  fill(used_at, symbols, std::numeric_limits<Out>::infinity());
+[[gnu::always_inline]] inline bool scan_distinct(const Id* keys, const Id* values, int64_t length,
+                                                 int symbols, const Out* share, Out* used_at) {
+  if (!are_distinct(keys, values, length, symbols)) return false;
+  constexpr int kLanes = Lanes<Out>::kCount;
+  for (int v = 0; v < symbols; v += kLanes) {
+    using Vector = typename Lanes<Out>::Vector;
+    *reinterpret_cast<Vector*>(used_at + v) = Vector{} + std::numeric_limits<Out>::infinity();
+  }
+  // Through integer registers, which the machine can load and store more of at a time.
+  using Word = std::conditional_t<sizeof(Out) == sizeof(uint32_t), uint32_t, uint64_t>;
 #pragma GCC unroll 4
-  for (int64_t t = 0; t < length; ++t) used_at[values[t]] = share[t];
+  for (int64_t t = 0; t < length; ++t) {
+    Word word;
+    __builtin_memcpy(&word, share + t, sizeof word);
+    __builtin_memcpy(used_at + values[t], &word, sizeof word);
+  }
   return true;
 }
 
+// Continues `used_at` periodically, so that a vector can start in any column.
+template <class Out>
+[[gnu::always_inline]] inline void continue_columns(int symbols, Out* used_at) {
+  for (int at = symbols; at < symbols + Lanes<Out>::kCount; at += symbols) {
+    copy(used_at, used_at + at, std::min(symbols, Lanes<Out>::kCount));
+  }
+}
+
+// As many rows of distinct keys as fill whole vectors. What their columns compare with is the same
+// in every period and stays in registers.
+template <int kSymbols, class Out>
+class Period {
+  using Vector = typename Lanes<Out>::Vector;
+  static constexpr int kLanes = Lanes<Out>::kCount;
+  static_assert(kSymbols >= kLanes, "a vector would meet more than two rows");
+
+ public:
+  static constexpr int kRows = kLanes / std::gcd(kSymbols, kLanes);
+  static constexpr int kEntries = kRows * kSymbols;
+  static constexpr int kVectors = kEntries / kLanes;
+
+  explicit Period(const Out* used_at) {
+    for (int k = 0; k < kVectors; ++k) {
+      used_[k] = load(used_at + k * kLanes % kSymbols);
+    }
+  }
+
+  // `shares` has that of each entry.
+  [[gnu::always_inline]] void write(const Out* shares, Out* rows) const {
+    Vector of_row[kRows];
+    for (int row = 0; row < kRows; ++row) of_row[row] = load(shares + row * kSymbols);
+#pragma GCC unroll 8
+    for (int k = 0; k < kVectors; ++k) {
+      const int first = k * kLanes, row = first / kSymbols;
+      const bool straddles = first + kLanes > (row + 1) * kSymbols;
+      const Vector share = straddles ? load(shares + first) : of_row[row];
+      *reinterpret_cast<Vector*>(rows + first) = used_[k] >= share ? share : Vector{};
+    }
+  }
+
+ private:
+  static const Vector& load(const Out* from) { return *reinterpret_cast<const Vector*>(from); }
+
+  Vector used_[kVectors];
+};
+
 // Writes the rows of distinct keys as one run of aligned vectors, for a store that straddles cache
-// lines costs as much as several; the first and the last vector overlap their neighbours. The same
-// columns come again after kPeriod vectors, which are kept in registers; kPeriod = 0: after too
-// many. `used_at` is continued periodically, so that a vector can start in any column.
-template <int kPeriod, class Out>
-void write_distinct(int symbols, const DistinctTables<Out>& tables, Out* used_at, Out* rows) {
+// lines costs as much as several; the first and the last vector overlap their neighbours. kSymbols
+// is 0 where a period would be too long for the registers.
+template <int kSymbols, class Out>
+void write_distinct(const DistinctTables<Out>& tables, const Out* used_at, Out* rows) {
   constexpr int kLanes = Lanes<Out>::kCount;
   using Vector = typename Lanes<Out>::Vector;
-  for (int at = symbols; at < symbols + kLanes; at += symbols) copy(used_at, used_at + at, symbols);
   const Out* shares = tables.shares.data();
   const int32_t* columns = tables.columns.data();
-  const auto write = [&](int64_t i, const Vector& used) {
+  const auto write = [&](int64_t i) {
+    const Vector used = *reinterpret_cast<const Vector*>(used_at + columns[i]);
     const Vector share = *reinterpret_cast<const Vector*>(shares + i);
     *reinterpret_cast<Vector*>(rows + i) = used >= share ? share : Vector{};
   };
-  const auto used_from = [&](int64_t i) -> const Vector& {
-    return *reinterpret_cast<const Vector*>(used_at + columns[i]);
-  };
-  const int64_t last = tables.shares.size() - kLanes;
+  const int64_t entries = tables.shares.size(), last = entries - kLanes;
   int64_t i = -reinterpret_cast<uintptr_t>(rows) % BWT_SIMD_BYTES / sizeof(Out);
-  write(0, used_from(0));
-  if constexpr (kPeriod > 0) {
-    constexpr int64_t kAhead = (kPeriod - 1) * kLanes;
-    if (i + kAhead <= last) {
-      Vector used[kPeriod];
-      for (int k = 0; k < kPeriod; ++k) used[k] = used_from(i + k * kLanes);
-      for (; i + kAhead <= last; i += kPeriod * kLanes) {
-#pragma GCC unroll 8
-        for (int k = 0; k < kPeriod; ++k) write(i + k * kLanes, used[k]);
-      }
-    }
+  write(0);
+  if constexpr (kSymbols > 0) {
+    using Rows = Period<kSymbols, Out>;
+    for (; i <= last && columns[i] != 0; i += kLanes) write(i);
+    const Rows period(used_at);
+    for (; i + Rows::kEntries <= entries; i += Rows::kEntries) period.write(shares + i, rows + i);
   }
-  for (; i <= last; i += kLanes) write(i, used_from(i));
-  write(last, used_from(last));
+  for (; i <= last; i += kLanes) write(i);
+  write(last);
 }
 
 template <class Out>
-auto distinct_writer_for(int symbols) {
-  switch (symbols / std::gcd(symbols, Lanes<Out>::kCount)) {
-    case 1: return write_distinct<1, Out>;
-    case 2: return write_distinct<2, Out>;
-    case 3: return write_distinct<3, Out>;
-    case 4: return write_distinct<4, Out>;
-    case 5: return write_distinct<5, Out>;
-    case 6: return write_distinct<6, Out>;
-    case 7: return write_distinct<7, Out>;
-    default: return write_distinct<0, Out>;
+using DistinctWriter = void (*)(const DistinctTables<Out>&, const Out*, Out*);
+
+template <class Out, int kSymbols = Lanes<Out>::kCount>
+DistinctWriter<Out> distinct_writer_for(int symbols) {
+  constexpr int kMostVectors = 7;
+  if constexpr (kSymbols == kWordBits) {
+    return write_distinct<0, Out>;
+  } else {
+    if constexpr (Period<kSymbols, Out>::kVectors <= kMostVectors) {
+      if (symbols == kSymbols) return write_distinct<kSymbols, Out>;
+    }
+    return distinct_writer_for<Out, kSymbols + 1>(symbols);
   }
 }
 
@@ -248,13 +317,12 @@ void noiseless_sequences(int64_t begin, int64_t end, const StepView& batch, int 
   const auto write_distinct = distinct_writer_for<Out>(symbols);
   const IdView &keys = batch.keys, &values = batch.values;
   const bool dense = keys.column_bytes == sizeof(Id) && values.column_bytes == sizeof(Id);
-  const bool may_be_distinct = dense && tables.distinct.has_value() &&
-                               batch.length >= Lanes<uint64_t>::kCount &&
+  const bool may_be_distinct = dense && tables.distinct.has_value() && batch.length >= kWords &&
                                batch.length * symbols >= Lanes<Out>::kCount;
-  // Sequences are scanned in groups before they are written: vectors cannot be read from scalars
-  // that were stored a moment ago without waiting for the cache.
-  constexpr int64_t kGroup = 16;
-  const int64_t width = std::max(2 * symbols + Lanes<Out>::kCount, kWordBits);
+  // Sequences go through the stages in groups: vectors cannot be read from what was stored a moment
+  // ago in smaller pieces without waiting for the cache, and for all stores before.
+  constexpr int64_t kGroup = 4;
+  const int64_t width = 2 * symbols + Lanes<Out>::kCount;
   std::vector<Out> used_at(kGroup * width);
   std::vector<NoiselessStep<Out>> steps(batch.length);
   Seen seen(symbols);
@@ -268,11 +336,12 @@ void noiseless_sequences(int64_t begin, int64_t end, const StepView& batch, int 
                         reinterpret_cast<const Id*>(values.data + b * values.row_bytes),
                         batch.length, symbols, tables.distinct->share.data(), &used_at[i * width]);
     }
+    for (int64_t i = 0; i < count; ++i) continue_columns(symbols, &used_at[i * width]);
     for (int64_t i = 0; i < count; ++i) {
       const int64_t b = first + i;
       RowWriter<Out> out = writer.at(b, batch.length, symbols);
       if (distinct[i]) {
-        write_distinct(symbols, *tables.distinct, &used_at[i * width], out.posterior);
+        write_distinct(*tables.distinct, &used_at[i * width], out.posterior);
         copy(tables.distinct->entropy.data(), out.entropy, batch.length);
         copy(tables.distinct->log_evidence.data(), out.log_evidence, batch.length);
         continue;
