@@ -35,7 +35,7 @@ StridedHeads<T> heads_of(const Tensor& x) {
 
 // [B,H,T,D] laid out as [B,T,H,D]: merging the heads afterwards costs nothing.
 Tensor new_heads(const Tensor& like, int64_t time) {
-  Tensor dense = torch::stable::new_empty(like, {like.size(0), time, like.size(1), like.size(3)});
+  Tensor dense = allocate(like, {like.size(0), time, like.size(1), like.size(3)});
   return torch::stable::transpose(dense, 1, 2);
 }
 
@@ -108,10 +108,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention(const Tensor& q, const Tens
                                                      const Tensor& v, bool causal, double scale,
                                                      bool weights, bool entropy) {
   const int64_t B = q.size(0), H = q.size(1), T = q.size(2), S = k.size(2);
-  const Outputs outputs{
-      new_heads(q, T), torch::stable::new_empty(q, {B, H, T}),
-      weights ? torch::stable::new_empty(q, {B, H, T, S}) : torch::stable::new_empty(q, {0}),
-      entropy ? torch::stable::new_empty(q, {B, H, T}) : torch::stable::new_empty(q, {0})};
+  const Outputs outputs{new_heads(q, T), allocate(q, {B, H, T}),
+                        weights ? allocate(q, {B, H, T, S}) : allocate(q, {0}),
+                        entropy ? allocate(q, {B, H, T}) : allocate(q, {0})};
   if (B * H > 0) {
     auto run = q.scalar_type() == ScalarType::Float ? forward<float> : forward<double>;
     run(dense_last(q), dense_last(k), dense_last(v), causal, scale, outputs);

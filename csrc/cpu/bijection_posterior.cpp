@@ -263,13 +263,12 @@ using Results = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
 Outputs new_outputs(const Tensor& keys, int64_t symbols, ScalarType dtype) {
   const int64_t batch = keys.size(0), length = keys.size(1);
-  return {torch::stable::new_empty(keys, {batch, length, symbols}, dtype),
-          torch::stable::new_empty(keys, {batch, length}, dtype),
-          torch::stable::new_empty(keys, {batch, length}, dtype)};
+  return {allocate(keys, {batch, length, symbols}, dtype), allocate(keys, {batch, length}, dtype),
+          allocate(keys, {batch, length}, dtype)};
 }
 
 Results results(const Outputs& outputs, const FirstFault& first_fault) {
-  Tensor fault = torch::stable::new_empty(outputs.entropy, {1}, ScalarType::Long);
+  Tensor fault = allocate(outputs.entropy, {1}, ScalarType::Long);
   *mutable_data<int64_t>(fault) = first_fault.get();
   return {outputs.posterior, outputs.entropy, outputs.log_evidence, fault};
 }

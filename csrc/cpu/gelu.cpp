@@ -31,9 +31,8 @@ void run_all(const Tensor& x, const Tensor& y, const Tensor& slope) {
 
 std::tuple<Tensor, Tensor> gelu(const Tensor& x, bool with_slope) {
   const Tensor dense = torch::stable::contiguous(x);
-  const Tensor y = torch::stable::new_empty(dense, dense.sizes());
-  const Tensor slope = with_slope ? torch::stable::new_empty(dense, dense.sizes())
-                                  : torch::stable::new_empty(dense, {0});
+  const Tensor y = allocate(dense, dense.sizes());
+  const Tensor slope = with_slope ? allocate(dense, dense.sizes()) : allocate(dense, {0});
   if (x.numel() > 0) {
     auto run = x.scalar_type() == ScalarType::Float ? run_all<float> : run_all<double>;
     run(dense, y, slope);

@@ -117,9 +117,9 @@ std::tuple<Tensor, Tensor, Tensor> hmm_filter(const Tensor& observations, const 
   const Inputs inputs(observations, initial, transition, emission, lengths);
   const int64_t B = observations.size(0), T = observations.size(1);
   const int64_t S = initial.size(initial.dim() - 1);
-  const Tensor filtered = torch::stable::new_empty(initial, {B, T, S});
-  const Tensor predicted = torch::stable::new_empty(initial, {B, T, S});
-  const Tensor log_likelihood = torch::stable::new_empty(initial, {B});
+  const Tensor filtered = allocate(initial, {B, T, S});
+  const Tensor predicted = allocate(initial, {B, T, S});
+  const Tensor log_likelihood = allocate(initial, {B});
   if (B > 0) {
     auto run = initial.scalar_type() == ScalarType::Float ? forward<float> : forward<double>;
     run(inputs, filtered, predicted, log_likelihood);
@@ -232,7 +232,7 @@ void smooth(const Inputs& inputs, const Saved& saved, const Tensor& smoothed) {
 Tensor hmm_smooth(const Tensor& observations, const Tensor& initial, const Tensor& transition,
                   const Tensor& emission, const std::optional<Tensor>& lengths,
                   const Tensor& filtered, const Tensor& predicted, const Tensor& log_likelihood) {
-  const Tensor smoothed = torch::stable::new_empty(filtered, filtered.sizes());
+  const Tensor smoothed = allocate(filtered, filtered.sizes());
   if (observations.numel() > 0) {
     Saved saved;
     saved.filtered = torch::stable::contiguous(filtered);

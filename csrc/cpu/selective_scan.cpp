@@ -119,8 +119,8 @@ std::tuple<Tensor, Tensor> selective_scan(const Tensor& u, const Tensor& delta, 
                                           int64_t every) {
   const Inputs inputs(u, delta, A, B, C, D, softplus, every);
   const int64_t saved = every > 0 ? u.size(1) / every : 0;
-  const Tensor y = torch::stable::new_empty(u, u.sizes());
-  const Tensor states = torch::stable::new_empty(u, {u.size(0), saved, A.size(1), u.size(2)});
+  const Tensor y = allocate(u, u.sizes());
+  const Tensor states = allocate(u, {u.size(0), saved, A.size(1), u.size(2)});
   if (u.numel() > 0) {
     auto run = u.scalar_type() == ScalarType::Float ? forward<float> : forward<double>;
     run(inputs, y, states);
@@ -178,7 +178,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> selective_scan_backwa
   // All of them are written, if anything is computed.
   const bool some = u.numel() > 0;
   auto like = [some](const Tensor& x, torch::headeronly::IntHeaderOnlyArrayRef sizes) {
-    return some ? torch::stable::new_empty(x, sizes) : torch::stable::new_zeros(x, sizes);
+    return some ? allocate(x, sizes) : torch::stable::new_zeros(x, sizes);
   };
   const Gradients gradients{like(u, u.sizes()), like(u, u.sizes()), like(A, A.sizes()),
                             like(B, B.sizes()), like(C, C.sizes()), like(A, {A.size(0)})};

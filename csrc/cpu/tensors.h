@@ -5,6 +5,10 @@
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 
+#include <algorithm>
+#include <optional>
+#include <vector>
+
 namespace bwt {
 
 using torch::headeronly::ScalarType;
@@ -18,6 +22,24 @@ const T* data(const Tensor& tensor) {
 template <class T>
 T* mutable_data(const Tensor& tensor) {
   return static_cast<T*>(tensor.data_ptr());
+}
+
+// As torch::stable::new_empty on the CPU, but not through the dispatcher, which takes longer than a
+// small op.
+inline Tensor allocate(const Tensor& like, torch::headeronly::IntHeaderOnlyArrayRef sizes,
+                       std::optional<ScalarType> dtype = std::nullopt) {
+  std::vector<int64_t> strides(sizes.size());
+  int64_t stride = 1;
+  for (size_t i = sizes.size(); i-- > 0; stride *= std::max<int64_t>(sizes[i], 1)) {
+    strides[i] = stride;
+  }
+  namespace detail = torch::stable::detail;
+  const auto type = detail::from(dtype.value_or(like.scalar_type()));
+  AtenTensorHandle handle;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(sizes.size(), sizes.data(), strides.data(),
+                                                         detail::to<int32_t>(type),
+                                                         aoti_torch_device_type_cpu(), 0, &handle));
+  return Tensor(handle);
 }
 
 }  // namespace bwt
