@@ -71,17 +71,19 @@ def choose(op: str, backend: str, device: torch.device) -> str:
 
 
 def _choose_automatically(op: str, device: torch.device) -> str:
-    candidates = [name for name in AUTO.get(device.type, ()) if name in BACKENDS[op]]
-    if device.type == "cuda" and not candidates:
-        return "torch"  # whose own kernel leaves nothing to gain
+    # Written for the case that the first candidate serves: small calls notice the time.
+    kind, known = device.type, BACKENDS[op]
     reasons = []
-    for name in candidates:
-        reason = UNUSABLE[name](device)
-        if reason is None:
-            return name
-        reasons.append(f"{name}: {reason}")
+    for name in AUTO.get(kind, ()):
+        if name in known:
+            reason = UNUSABLE[name](device)
+            if reason is None:
+                return name
+            reasons.append(f"{name}: {reason}")
+    if kind == "cuda" and not reasons:
+        return "torch"  # whose own kernel leaves nothing to gain
     why = "; ".join(reasons) or f"no backend for tensors on {device}"
-    others = ", ".join(name for name in BACKENDS[op] if name not in candidates)
+    others = ", ".join(name for name in known if name not in AUTO.get(kind, ()))
     raise RuntimeError(f"{op}: {why} (or pass backend= one of {others})")
 
 
