@@ -10,24 +10,33 @@ struct LaneForwardScratch {
       : chunk(chunk_steps(model)),
         parameters(model, arena),
         filtered(arena.take<T>(chunk * model.states * kLanes<T>)),
-        predicted(arena.take<T>(chunk * model.states * kLanes<T>)),
-        factors(arena.take<T>(chunk * kLanes<T>)) {}
+        predicted(arena.take<T>(chunk * model.states * kLanes<T>)) {}
 
   int64_t chunk;
   LaneParameters<T> parameters;
   T* filtered;   // [step, S][lane]
   T* predicted;  // [step, S][lane]
-  T* factors;    // [step][lane]: lifted c_t, or 1
 };
 
-// What a block carries from step to step. Filtered probabilities are kept without their
-// normalisation, so that the division runs beside the product with the transition matrix.
+// What a block carries from step to step. Probabilities are kept without their normalisation, so
+// that the division runs beside the recursion; this only divides them by a power of two, next to
+// their sum. So the sum of the last step has the product of all c_t but for these powers.
 template <class T, int kStates>
 struct LaneState {
-  Vec<T> joint[kStates] = {};  // predicted * lifted emission
-  Vec<T> inverse = {};         // of their sum; 0 once the sequence has become impossible
+  Vec<T> joint[kStates] = {};         // predicted * lifted emission
+  Vec<T> sum = Vec<T>{} + T(1);       // of these, at the last step that the sequence has
+  Vec<T> scale = sum, inverse = sum;  // of the sum; 0 once the sequence has become impossible
+  Bits<T> exponents = {};             // of all sums, biased
   Bits<T> impossible = {};
 };
+
+// 2^-k for a normal number in [2^k, 2^(k+1)).
+template <class T>
+[[gnu::always_inline]] inline Vec<T> power_below_inverse(Vec<T> x) {
+  using Traits = VectorTraits<T>;
+  constexpr auto kMantissa = (Integer<T>(1) << Traits::kMantissaBits) - 1;
+  return (Vec<T>)(2 * Traits::kOneBits - ((Bits<T>)x & ~kMantissa));
+}
 
 template <class T, int kCount>
 [[gnu::always_inline]] inline Vec<T> tree_sum(const Vec<T>* x) {
@@ -50,28 +59,27 @@ void forward_chunk(const LaneForwardScratch<T>& scratch, const LaneBlock<T>& blo
   LaneState<T, kStates> state = carried;
   T* predicted = scratch.predicted;
   T* filtered = scratch.filtered;
-  T* factors = scratch.factors;
   for (int64_t t = begin; t < end; ++t, predicted += kStates * n, filtered += kStates * n) {
-    Vec<T> p[kStates];
-    if (t == 0) {
+    const Bits<T> active = ragged ? block.active(t) : ~Bits<T>{};
+    if (ragged) {
+      state.scale = (Vec<T>)((Bits<T>)state.scale & active);
+      state.inverse = (Vec<T>)((Bits<T>)state.inverse & active);
+    }
+    Vec<T> scaled[kStates];
 #pragma GCC unroll 8
-      for (int j = 0; j < kStates; ++j) p[j] = load(parameters.initial + j * n);
-    } else {
-#pragma GCC unroll 8
-      for (int j = 0; j < kStates; ++j) {
-        p[j] = state.joint[0] * load(parameters.transition + j * n);
+    for (int j = 0; j < kStates; ++j) {
+      Vec<T> next;
+      if (t == 0) {
+        next = load(parameters.initial + j * n);
+      } else {
+        next = state.joint[0] * load(parameters.transition + j * n);
 #pragma GCC unroll 8
         for (int i = 1; i < kStates; ++i) {
-          p[j] = state.joint[i] * load(parameters.transition + (i * kStates + j) * n) + p[j];
+          next = state.joint[i] * load(parameters.transition + (i * kStates + j) * n) + next;
         }
-        p[j] *= state.inverse;
       }
-    }
-    Bits<T> active = ~Bits<T>{};
-    if (ragged) {
-      active = block.active(t);
-#pragma GCC unroll 8
-      for (int j = 0; j < kStates; ++j) p[j] = (Vec<T>)((Bits<T>)p[j] & active);
+      store(predicted + j * n, next * state.inverse);
+      scaled[j] = next * state.scale;
     }
     Vec<T> e[kStates];
     parameters.template emissions<kStates>(t - begin, e);
@@ -81,19 +89,27 @@ void forward_chunk(const LaneForwardScratch<T>& scratch, const LaneBlock<T>& blo
       fetched += kLineNumbers;
     }
 #pragma GCC unroll 8
-    for (int j = 0; j < kStates; ++j) {
-      store(predicted + j * n, p[j]);
-      state.joint[j] = p[j] * e[j];
-    }
+    for (int j = 0; j < kStates; ++j) state.joint[j] = scaled[j] * e[j];
     const Vec<T> sum = tree_sum<T, kStates>(state.joint);
     const Bits<T> possible = sum >= std::numeric_limits<T>::min();
     state.impossible |= active & ~possible;
-    store(factors + (t - begin) * n, possible ? sum : broadcast(T(1)));
+    state.sum = ragged ? (active ? sum : state.sum) : sum;
+    state.exponents += (Bits<T>)sum >> VectorTraits<T>::kMantissaBits;
+    state.scale = (Vec<T>)((Bits<T>)power_below_inverse<T>(sum) & possible);
     state.inverse = (Vec<T>)((Bits<T>)(T(1) / sum) & possible);
 #pragma GCC unroll 8
     for (int j = 0; j < kStates; ++j) store(filtered + j * n, state.joint[j] * state.inverse);
   }
   carried = state;
+}
+
+// The logarithm of a product of `steps` lifted numbers, from their last sum and all exponents.
+template <class T>
+double log_of(T sum, int64_t exponents, int64_t steps) {
+  constexpr int kBias = std::numeric_limits<T>::max_exponent - 1;
+  int exponent;  // of the last sum, which all have
+  const double mantissa = 2 * std::frexp(double(sum), &exponent);
+  return std::log(mantissa) + (exponents - steps * (kBias + kHmmLiftExponent<T>)) * kLn2;
 }
 
 template <class T, int kStates>
@@ -104,7 +120,7 @@ void forward_block(const HmmForward<T>& a, int64_t number, LaneForwardScratch<T>
   const bool ragged = block.ragged(m.steps);
   scratch.parameters.load_own(m, block);
   LaneState<T, kStates> state;
-  LogProduct<T> likelihood;
+  int64_t exponents[n] = {};
   T* rows[2 * n];
   for (int64_t begin = 0; begin < m.steps; begin += scratch.chunk) {
     const int64_t end = smaller(m.steps, begin + scratch.chunk);
@@ -113,13 +129,13 @@ void forward_block(const HmmForward<T>& a, int64_t number, LaneForwardScratch<T>
     block.point(a.predicted, size, begin * kStates, rows);
     block.point(a.filtered, size, begin * kStates, rows + n);
     forward_chunk<T, kStates>(scratch, block, ragged, begin, end, rows, state);
-    likelihood.multiply(scratch.factors, end - begin);
+    for (int lane = 0; lane < n; ++lane) exponents[lane] += state.exponents[lane];
+    state.exponents = Bits<T>{};
     store_rows(scratch.predicted, count, block.lanes, rows);
     store_rows(scratch.filtered, count, block.lanes, rows + n);
   }
   for (int lane = 0; lane < block.lanes; ++lane) {
-    // Steps beyond the length have a factor of 1, which is not lifted.
-    const double log = likelihood.log(lane, block.length[lane]);
+    const double log = log_of(state.sum[lane], exponents[lane], block.length[lane]);
     a.log_likelihood[block.first + lane] = block.wrong[lane] ? std::numeric_limits<T>::quiet_NaN()
                                            : state.impossible[lane]
                                                ? -std::numeric_limits<T>::infinity()

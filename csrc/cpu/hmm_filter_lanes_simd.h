@@ -57,59 +57,6 @@ void store_rows(const T* from, int64_t count, int lanes, T* const* rows) {
   }
 }
 
-// The product of many numbers in double for each lane, as mantissa and exponent.
-template <class T>
-class LogProduct {
- public:
-  static constexpr int n = kLanes<T>;
-
-  LogProduct() {
-    for (int part = 0; part < kParts; ++part) mantissa_[part] = broadcast(1.0);
-  }
-  // Multiplies by factors [count][lane], positive normal numbers.
-  void multiply(const T* factors, int64_t count) {
-    const int64_t grouped = round_down(count, kGroup);
-    for (int part = 0; part < kParts; ++part, factors += kLanes<double>) {
-      int64_t t = 0;
-      for (; t < grouped; t += kGroup) absorb<kGroup>(part, factors + t * n);
-      for (; t < count; ++t) absorb<1>(part, factors + t * n);
-    }
-  }
-  // The log, of a lane of whose factors `lifted` were lifted.
-  double log(int lane, int64_t lifted) const {
-    constexpr int m = kLanes<double>;
-    const int64_t exponent = exponent_[lane / m][lane % m] - lifted * kHmmLiftExponent<T>;
-    return std::log(mantissa_[lane / m][lane % m]) + exponent * kLn2;
-  }
-
- private:
-  static constexpr int kParts = sizeof(double) / sizeof(T);
-  // So many factors can neither over- nor underflow a double.
-  static constexpr int kGroup = sizeof(T) < sizeof(double) ? 4 : 1;
-  static constexpr int kShift = VectorTraits<double>::kMantissaBits;
-  static constexpr int64_t kMantissa = (int64_t{1} << kShift) - 1;
-  static constexpr int64_t kBias = 1023;
-
-  template <int kFactors>
-  [[gnu::always_inline]] void absorb(int part, const T* factors) {
-    typedef T Narrow __attribute__((vector_size(kLanes<double> * sizeof(T))));
-    typedef uint64_t Unsigned __attribute__((vector_size(BWT_SIMD_BYTES)));
-    Vec<double> product = mantissa_[part];
-#pragma GCC unroll 4
-    for (int i = 0; i < kFactors; ++i) {
-      Narrow x;
-      __builtin_memcpy(&x, factors + i * n, sizeof x);
-      product *= __builtin_convertvector(x, Vec<double>);
-    }
-    exponent_[part] += (Bits<double>)((Unsigned)product >> kShift) - kBias;
-    mantissa_[part] =
-        (Vec<double>)(((Bits<double>)product & kMantissa) | VectorTraits<double>::kOneBits);
-  }
-
-  Vec<double> mantissa_[kParts];
-  Bits<double> exponent_[kParts] = {};
-};
-
 // The sequences of a block. Lanes without one repeat the last with a length of zero.
 template <class T>
 struct LaneBlock {

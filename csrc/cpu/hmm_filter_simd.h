@@ -54,25 +54,46 @@ bool are_distributions(const T* rows, int64_t count, int64_t length) {
 }
 
 using Words = Bits<float>;
+typedef uint32_t UnsignedWords __attribute__((vector_size(BWT_SIMD_BYTES)));
 constexpr int kWords = kLanes<float>;
 
-// kWords consecutive ids as 32-bit numbers. Sets lanes of `lost` whose number does not fit.
-[[gnu::always_inline]] inline Words load_ids(const int32_t* ids, Words&) {
-  Words words;
+// y + 1 for kWords consecutive observations. Adds what 32 bits do not hold of them to `lost`.
+[[gnu::always_inline]] inline UnsignedWords load_rows_of(const int32_t* ids, Bits<double>&) {
+  UnsignedWords words;
   __builtin_memcpy(&words, ids, sizeof words);
-  return words;
+  return words + 1;
 }
 template <std::size_t... kLane>
-[[gnu::always_inline]] inline Words load_ids(const int64_t* ids, Words& lost,
-                                             std::index_sequence<kLane...>) {
-  const Words a = load_ids(reinterpret_cast<const int32_t*>(ids), lost);
-  const Words b = load_ids(reinterpret_cast<const int32_t*>(ids) + kWords, lost);
-  const Words low = __builtin_shufflevector(a, b, 2 * kLane...);
-  lost |= __builtin_shufflevector(a, b, (2 * kLane + 1)...) ^ (low >> 31);
-  return low;
+[[gnu::always_inline]] inline UnsignedWords low_halves(Bits<double> a, Bits<double> b,
+                                                       std::index_sequence<kLane...>) {
+  return __builtin_shufflevector((UnsignedWords)a, (UnsignedWords)b, 2 * kLane...);
 }
-[[gnu::always_inline]] inline Words load_ids(const int64_t* ids, Words& lost) {
-  return load_ids(ids, lost, std::make_index_sequence<kWords>());
+[[gnu::always_inline]] inline UnsignedWords load_rows_of(const int64_t* ids, Bits<double>& lost) {
+  Bits<double> a, b;
+  __builtin_memcpy(&a, ids, sizeof a);
+  __builtin_memcpy(&b, ids + kWords / 2, sizeof b);
+  a += 1;
+  b += 1;
+  lost |= a | b;
+  return low_halves(a, b, std::make_index_sequence<kWords>());
+}
+
+// (y + 1) * unit + base for `count` >= kWords observations in a row. Returns false, and offsets not
+// to be used, if one of them is out of range.
+template <class Id>
+bool offsets_in_range(const Id* ids, int64_t count, int64_t symbols, int32_t unit, int32_t base,
+                      int32_t* offsets) {
+  UnsignedWords largest{};
+  Bits<double> lost{};
+  for (int64_t next = 0; next < count; next += kWords) {
+    const int64_t t = smaller(next, count - kWords);  // the last overlaps that before
+    const UnsignedWords rows = load_rows_of(ids + t, lost);
+    largest = largest < rows ? rows : largest;
+    const Words offset = (Words)rows * unit + base;
+    __builtin_memcpy(offsets + t, &offset, sizeof offset);
+  }
+  lost &= ~int64_t{0xffffffff};
+  return !any<float>(largest > uint32_t(symbols)) && !any<double>(lost);
 }
 
 // Table rows of some observations of one sequence, as offsets: (y + 1) * unit + base. Returns false
@@ -80,21 +101,13 @@ template <std::size_t... kLane>
 template <class Id>
 bool table_offsets(const Id* ids, int64_t stride, int64_t count, int64_t symbols, int32_t unit,
                    int32_t base, int32_t* offsets) {
-  typedef uint32_t Unsigned __attribute__((vector_size(BWT_SIMD_BYTES)));
-  const uint64_t limit = symbols;
-  Words wrong{};
-  const bool vectors = stride == 1 && count >= kWords;
-  for (int64_t next = 0; vectors && next < count; next += kWords) {
-    const int64_t t = smaller(next, count - kWords);  // the last overlaps that before
-    Words lost{};
-    const Words row = load_ids(ids + t, lost) + 1;
-    const Words outside = (lost != 0) | ((Unsigned)row > uint32_t(limit));
-    wrong |= outside;
-    const Words offset = (row & ~outside) * unit + base;
-    __builtin_memcpy(offsets + t, &offset, sizeof offset);
+  if (stride == 1 && count >= kWords &&
+      offsets_in_range(ids, count, symbols, unit, base, offsets)) {
+    return true;
   }
-  bool right = !any<float>(wrong);
-  for (int64_t t = vectors ? count : 0; t < count; ++t) {
+  const uint64_t limit = symbols;
+  bool right = true;
+  for (int64_t t = 0; t < count; ++t) {
     const uint64_t row = uint64_t(int64_t(ids[t * stride])) + 1;
     right &= row <= limit;
     offsets[t] = int32_t(row <= limit ? row : 0) * unit + base;

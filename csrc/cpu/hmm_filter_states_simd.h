@@ -201,8 +201,8 @@ bool own_parameters_are_wrong(const HmmModel<T>& m, int64_t sequence) {
          (m.own_emission && !are_distributions(m.emission + sequence * S * V, S, V));
 }
 
-// The product of many numbers, as LogProduct.
-class ScalarLogProduct {
+// The product of many numbers in double, as mantissa and exponent.
+class LogProduct {
  public:
   void multiply(double x) {
     int64_t bits;
@@ -246,7 +246,7 @@ struct GroupRow {
   T inverse = 1;
   bool wrong = false;
   bool impossible = false;
-  ScalarLogProduct likelihood;
+  LogProduct likelihood;
 };
 
 // A row that is followed by others of the same sequence may be written in whole vectors.
