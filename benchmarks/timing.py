@@ -24,6 +24,7 @@ WARM_UP = 0.02  # seconds
 class Plan(NamedTuple):
     loops: int  # calls per sample
     samples: int
+    warm: bool  # whether a call that is not timed comes before
 
 
 class Quantiles(NamedTuple):
@@ -41,15 +42,19 @@ def interleaved(
     calls: dict[str, Call], device: str, repeats: int, seconds: float
 ) -> dict[str, list[float]]:
     """Seconds per call. Samples go round the calls, so that other load on the machine hits all
-    alike; a call too slow for `repeats` samples in `seconds` gets fewer, spread over the run."""
+    alike; a call too slow for `repeats` samples in `seconds` gets fewer, spread over the run. A
+    sample begins with a call that is not timed: the one after another provider's finds its memory
+    out of the cache, which would be held against slow providers, of few calls per sample, only."""
     clock = _cuda_seconds if device == "cuda" else _cpu_seconds
     plans = {name: _plan(call, clock, repeats, seconds) for name, call in calls.items()}
     samples: dict[str, list[float]] = {name: [] for name in calls}
     with _no_garbage_collection():
         for turn in range(repeats):
             for name, call in calls.items():
-                loops, wanted = plans[name]
+                loops, wanted, warm = plans[name]
                 if (turn + 1) * wanted // repeats > turn * wanted // repeats:
+                    if warm:
+                        call()
                     samples[name].append(clock(call, loops))
     return samples
 
@@ -66,7 +71,9 @@ def _plan(call: Call, clock, repeats: int, seconds: float) -> Plan:
         spent += max(estimate, 1e-6)
     loops = max(1, math.ceil(SHORTEST_SAMPLE / max(estimate, 1e-9)))
     affordable = int(seconds / (estimate * loops))
-    return Plan(loops, min(repeats, max(FEWEST_SAMPLES, affordable)))
+    # What takes longer than that has warmed itself up by its end.
+    warm = estimate < WARM_UP
+    return Plan(loops, min(repeats, max(FEWEST_SAMPLES, affordable)), warm)
 
 
 def _cpu_seconds(call: Call, loops: int) -> float:
