@@ -110,6 +110,13 @@ def test_bad_values_in_the_many_state_kernel():
         hmm_filter(changed(y, (1, 3), 3), *parameters)
 
 
+def test_bad_values_are_noticed_in_compiled_code():
+    compiled = torch.compile(hmm_filter, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(Y, PI, A, E).filtered, hmm_filter(Y, PI, A, E).filtered)
+    with pytest.raises(RuntimeError, match="hmm_filter: .* parameters are out of range"):
+        compiled(Y, 2 * PI, A, E)
+
+
 def test_rows_may_be_rounded():
     A16 = torch.rand(4, 4).softmax(-1).half().float()
     assert (A16.sum(-1) != 1).any()

@@ -1,7 +1,5 @@
 """Filtering of hidden Markov models: the public op."""
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -58,8 +56,8 @@ def hmm_filter(
         of the parameters; log_likelihood is summed in float64.
 
     Raises:
-        ValueError: an argument is malformed. Inside torch.compile values are not checked; there
-            the native backend gives a malformed sequence the log_likelihood NaN.
+        ValueError: an argument is malformed. Inside torch.compile the native backend raises a
+            RuntimeError for values out of range; the others do not look at values there.
 
     >>> import torch
     >>> stay, seen = torch.tensor([[0.9, 0.1], [0.1, 0.9]]), torch.tensor([[0.8, 0.2], [0.2, 0.8]])
@@ -90,12 +88,15 @@ def run(op: str, chosen: str, arguments: tuple[Tensor, ...], lengths: Tensor | N
             check_values(op, *arguments, lengths)
         compute = hmm_filter_torch if chosen == "torch" else torch.ops.bwt.hmm_filter
         return compute(*arguments, lengths)
-    outputs = torch.ops.bwt.hmm_filter(*arguments, lengths)
-    # The kernel checks values on its way and marks the sequence with NaN, which a sum with -inf
-    # keeps; which value was wrong is found out here.
-    if not compiling and math.isnan(outputs[2].detach().sum()):
-        check_values(op, *arguments, lengths)
-    return outputs
+    if compiling:
+        return torch.ops.bwt.hmm_filter(*arguments, lengths)
+    try:
+        return torch.ops.bwt.hmm_filter(*arguments, lengths)
+    except RuntimeError as reason:
+        error = reason
+    # The kernel checks values on its way; which one was wrong is found out here.
+    check_values(op, *arguments, lengths)
+    raise error
 
 
 def check_shapes(op, observations, initial, transition, emission, lengths) -> None:

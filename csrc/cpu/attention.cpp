@@ -24,9 +24,7 @@ AttentionShape shape_of(const Tensor& q, const Tensor& k, bool causal) {
 }
 
 // The kernels take any strides but that of the last dimension.
-Tensor dense_last(const Tensor& x) {
-  return x.size(3) == 1 || x.stride(3) == 1 ? x : torch::stable::contiguous(x);
-}
+Tensor dense_last(const Tensor& x) { return x.size(3) == 1 || x.stride(3) == 1 ? x : packed(x); }
 
 template <class T>
 StridedHeads<T> heads_of(const Tensor& x) {
@@ -132,7 +130,7 @@ struct Gradients {
 
   static std::optional<Tensor> dense(const std::optional<Tensor>& gradient) {
     if (!gradient) return std::nullopt;
-    return torch::stable::contiguous(*gradient);
+    return packed(*gradient);
   }
 };
 

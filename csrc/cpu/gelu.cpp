@@ -30,7 +30,7 @@ void run_all(const Tensor& x, const Tensor& y, const Tensor& slope) {
 }
 
 std::tuple<Tensor, Tensor> gelu(const Tensor& x, bool with_slope) {
-  const Tensor dense = torch::stable::contiguous(x);
+  const Tensor dense = packed(x);
   const Tensor y = allocate(dense, dense.sizes());
   const Tensor slope = with_slope ? allocate(dense, dense.sizes()) : allocate(dense, {0});
   if (x.numel() > 0) {

@@ -2,6 +2,7 @@
 #include "hmm_filter.h"
 
 #include <torch/csrc/stable/library.h>
+#include <torch/headeronly/util/Exception.h>
 
 #include <algorithm>
 #include <cmath>
@@ -64,10 +65,10 @@ struct Inputs {
   Inputs(const Tensor& observations, const Tensor& initial, const Tensor& transition,
          const Tensor& emission, const std::optional<Tensor>& lengths)
       : observations(observations),
-        initial(torch::stable::contiguous(initial)),
-        transition(torch::stable::contiguous(transition)),
-        emission(torch::stable::contiguous(emission)) {
-    if (lengths) this->lengths = torch::stable::contiguous(*lengths);
+        initial(packed(initial)),
+        transition(packed(transition)),
+        emission(packed(emission)) {
+    if (lengths) this->lengths = packed(*lengths);
   }
 
   template <class T>
@@ -109,6 +110,9 @@ void forward(const Inputs& inputs, const Tensor& filtered, const Tensor& predict
     std::vector<char> scratch(Kernels<T>::scratch(arguments));
     Kernels<T>::run(arguments, begin, end, scratch.data());
   });
+  STD_TORCH_CHECK(std::none_of(arguments.log_likelihood, arguments.log_likelihood + m.batch,
+                               [](T x) { return std::isnan(x); }),
+                  "hmm_filter: lengths, observations or parameters are out of range");
 }
 
 std::tuple<Tensor, Tensor, Tensor> hmm_filter(const Tensor& observations, const Tensor& initial,
@@ -148,7 +152,7 @@ struct Saved {
 
 std::optional<Tensor> dense(const std::optional<Tensor>& gradient) {
   if (!gradient) return std::nullopt;
-  return torch::stable::contiguous(*gradient);
+  return packed(*gradient);
 }
 
 template <class T>
@@ -210,12 +214,8 @@ std::tuple<Tensor, Tensor, Tensor> hmm_filter_backward(
                             torch::stable::new_zeros(transition, transition.sizes()),
                             torch::stable::new_zeros(emission, emission.sizes())};
   if (observations.numel() > 0) {
-    const Saved saved{torch::stable::contiguous(filtered),
-                      torch::stable::contiguous(predicted),
-                      torch::stable::contiguous(log_likelihood),
-                      dense(grad_filtered),
-                      dense(grad_predicted),
-                      dense(grad_log_likelihood)};
+    const Saved saved{packed(filtered),     packed(predicted),     packed(log_likelihood),
+                      dense(grad_filtered), dense(grad_predicted), dense(grad_log_likelihood)};
     auto run = initial.scalar_type() == ScalarType::Float ? backward<float> : backward<double>;
     run(Inputs(observations, initial, transition, emission, lengths), saved, gradients);
   }
@@ -235,9 +235,9 @@ Tensor hmm_smooth(const Tensor& observations, const Tensor& initial, const Tenso
   const Tensor smoothed = allocate(filtered, filtered.sizes());
   if (observations.numel() > 0) {
     Saved saved;
-    saved.filtered = torch::stable::contiguous(filtered);
-    saved.predicted = torch::stable::contiguous(predicted);
-    saved.log_likelihood = torch::stable::contiguous(log_likelihood);
+    saved.filtered = packed(filtered);
+    saved.predicted = packed(predicted);
+    saved.log_likelihood = packed(log_likelihood);
     auto run = filtered.scalar_type() == ScalarType::Float ? smooth<float> : smooth<double>;
     run(Inputs(observations, initial, transition, emission, lengths), saved, smoothed);
   }

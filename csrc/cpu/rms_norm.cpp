@@ -39,11 +39,11 @@ void forward(const Tensor& x, const Tensor& weight, double epsilon, const Tensor
 }
 
 std::tuple<Tensor, Tensor> rms_norm(const Tensor& x, const Tensor& weight, double epsilon) {
-  const Tensor dense = torch::stable::contiguous(x);
+  const Tensor dense = packed(x);
   const Tensor y = allocate(dense, dense.sizes());
   const Tensor scale = allocate(dense, {x.numel() / weight.numel()});
   auto run = x.scalar_type() == ScalarType::Float ? forward<float> : forward<double>;
-  run(dense, torch::stable::contiguous(weight), epsilon, y, scale);
+  run(dense, packed(weight), epsilon, y, scale);
   return {y, scale};
 }
 
@@ -70,12 +70,11 @@ void backward(const Tensor& grad_y, const Tensor& x, const Tensor& weight, const
 
 std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad_y, const Tensor& x,
                                              const Tensor& weight, const Tensor& scale) {
-  const Tensor dense = torch::stable::contiguous(x);
+  const Tensor dense = packed(x);
   const Tensor grad_x = allocate(dense, dense.sizes());
   const Tensor grad_weight = allocate(weight, weight.sizes());
   auto run = x.scalar_type() == ScalarType::Float ? backward<float> : backward<double>;
-  run(torch::stable::contiguous(grad_y), dense, torch::stable::contiguous(weight),
-      torch::stable::contiguous(scale), grad_x, grad_weight);
+  run(packed(grad_y), dense, packed(weight), packed(scale), grad_x, grad_weight);
   return {grad_x, grad_weight};
 }
 

@@ -58,9 +58,7 @@ struct Kernels<double> {
 };
 
 // The kernels take any strides but that of the last dimension.
-Tensor dense_last(const Tensor& x) {
-  return x.size(2) == 1 || x.stride(2) == 1 ? x : torch::stable::contiguous(x);
-}
+Tensor dense_last(const Tensor& x) { return x.size(2) == 1 || x.stride(2) == 1 ? x : packed(x); }
 
 template <class T>
 ScanRows<const T> rows_of(const Tensor& x) {
@@ -73,14 +71,14 @@ struct Inputs {
          const std::optional<Tensor>& D, bool softplus, int64_t every)
       : u(dense_last(u)),
         delta(dense_last(delta)),
-        A(torch::stable::contiguous(A)),
+        A(packed(A)),
         B(dense_last(B)),
         C(dense_last(C)),
         softplus(softplus),
         every(every) {
     STD_TORCH_CHECK(0 <= every && every <= kScanChunk, "selective_scan: every must be 0 to ",
                     kScanChunk);
-    if (D) this->D = torch::stable::contiguous(*D);
+    if (D) this->D = packed(*D);
   }
 
   template <class T>
@@ -184,8 +182,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> selective_scan_backwa
                             like(B, B.sizes()), like(C, C.sizes()), like(A, {A.size(0)})};
   if (some) {
     auto run = u.scalar_type() == ScalarType::Float ? backward<float> : backward<double>;
-    run(Inputs(u, delta, A, B, C, D, softplus, every), torch::stable::contiguous(states),
-        dense_last(grad_y), gradients);
+    run(Inputs(u, delta, A, B, C, D, softplus, every), packed(states), dense_last(grad_y),
+        gradients);
   }
   return {gradients.u, gradients.delta, gradients.A, gradients.B, gradients.C, gradients.D};
 }

@@ -24,6 +24,11 @@ T* mutable_data(const Tensor& tensor) {
   return static_cast<T*>(tensor.data_ptr());
 }
 
+// As torch::stable::contiguous, which goes through the dispatcher even where nothing is to be done.
+inline Tensor packed(const Tensor& tensor) {
+  return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
+}
+
 // As torch::stable::new_empty on the CPU, but not through the dispatcher, which takes longer than a
 // small op.
 inline Tensor allocate(const Tensor& like, torch::headeronly::IntHeaderOnlyArrayRef sizes,
