@@ -98,7 +98,7 @@ int64_t scan_noiseless(const StepView& view, int symbols, Seen& seen,
 using Words = typename Lanes<uint64_t>::Vector;
 constexpr int kWords = Lanes<uint64_t>::kCount;
 
-// The unions of two vectors of sets, by turns in the lanes of the result and of what is left.
+// Unions of neighbouring sets of a and of b, by turns.
 template <std::size_t... kLane>
 [[gnu::always_inline]] inline Words join_pairs(Words a, Words b, std::index_sequence<kLane...>) {
   const Words even = __builtin_shufflevector(a, b, (kLane % 2 ? kLane - 1 + kWords : kLane)...);
@@ -126,7 +126,7 @@ template <class Id>
   for (int64_t t = 0; t < length - kWords; t += kWords) add(t);
   add(length - kWords);
   // An id that no word has a bit for fills the set, to fail the test below.
-  key_set |= reinterpret_cast<Words>((all_bits & ~Words{} << 6) != Words{});
+  key_set |= reinterpret_cast<Words>(all_bits >= kWordBits);
   const Words sets = join_pairs(key_set, value_set, std::make_index_sequence<kWords>());
   uint64_t seen_keys = 0, seen_values = 0;
   for (int i = 0; i < kWords; i += 2) seen_keys |= sets[i], seen_values |= sets[i + 1];
@@ -179,9 +179,7 @@ class Period {
   static constexpr int kVectors = kEntries / kLanes;
 
   explicit Period(const Out* used_at) {
-    for (int k = 0; k < kVectors; ++k) {
-      used_[k] = load(used_at + k * kLanes % kSymbols);
-    }
+    for (int k = 0; k < kVectors; ++k) used_[k] = load(used_at + k * kLanes % kSymbols);
   }
 
   // `shares` has that of each entry.
