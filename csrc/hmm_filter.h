@@ -75,6 +75,7 @@ struct HmmForward {
   // [B]; NaN tells of a sequence with arguments out of range: lengths, observations, or parameters
   // that are no distributions.
   T* log_likelihood;
+  bool streamed;  // whether to write whole lines of the outputs past the cache
 };
 
 // All arrays are contiguous.

@@ -68,6 +68,20 @@ def test_forward(backend, dtype, shared, B, T, S, V):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_forward_native_past_the_cache(dtype):
+    """Outputs of more than 16 MB with rows of whole cache lines are written past the cache."""
+    B, T, S = 80, 500, 64
+    y, *parameters = draw(B, T, S, 5, dtype, shared=SHARED, missing=0.1)
+    lengths = draw_lengths(B, T)
+    whole = hmm_filter(y, *parameters, lengths=lengths)
+    assert 2 * whole.filtered.nbytes > 16 << 20
+    for rows in (slice(0, 3), slice(B - 3, B)):
+        part = assert_agrees((y[rows], *parameters), lengths[rows])
+        for all_rows, some in zip(whole, part, strict=True):
+            assert_close("rows", all_rows[rows], some.double().numpy(), hmm_error(dtype, S, T))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("S", [3, 12])
 @pytest.mark.parametrize("shared", MIXED)
 def test_any_parameter_may_be_shared(dtype, S, shared):

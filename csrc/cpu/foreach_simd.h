@@ -4,6 +4,9 @@
 // headers compiled under a raised target would leak that target into shared inline functions.
 // No include guard: one use per kernel file.
 #include "cpu/simd.h"
+#ifdef BWT_SIMD_X86
+#include <immintrin.h>
+#endif
 
 #define BWT_SIMD baseline
 #define BWT_SIMD_BYTES 16

@@ -102,7 +102,8 @@ template <class T>
 void forward(const Inputs& inputs, const Tensor& filtered, const Tensor& predicted,
              const Tensor& log_likelihood) {
   const HmmForward<T> arguments{inputs.model<T>(), mutable_data<T>(filtered),
-                                mutable_data<T>(predicted), mutable_data<T>(log_likelihood)};
+                                mutable_data<T>(predicted), mutable_data<T>(log_likelihood),
+                                2 * filtered.numel() * int64_t(sizeof(T)) > kStreamedBytes};
   const HmmModel<T>& m = arguments.model;
   const int64_t work = (m.steps * (m.states + 4) + m.symbols) * m.states * Kernels<T>::block(m);
   const int64_t grain = 1 + 32768 / (1 + work);

@@ -249,10 +249,16 @@ struct GroupRow {
   LogProduct likelihood;
 };
 
-// A row that is followed by others of the same sequence may be written in whole vectors.
-template <class T>
-void store_row(T* to, int64_t i, int64_t states, bool whole, Vec<T> v) {
-  if (whole) {
+constexpr int64_t kLineBytes = 64;
+
+// How a row is written: in whole vectors if they fill it or others of the same sequence follow.
+enum class RowStore { kPartial, kWhole, kStreamed };
+
+template <RowStore kStore, class T>
+[[gnu::always_inline]] inline void store_row(T* to, int64_t i, int64_t states, Vec<T> v) {
+  if constexpr (kStore == RowStore::kStreamed) {
+    stream(to + i, v);
+  } else if constexpr (kStore == RowStore::kWhole) {
     store(to + i, v);
   } else {
     store_at_most(to + i, v, states - i);
@@ -260,12 +266,11 @@ void store_row(T* to, int64_t i, int64_t states, bool whole, Vec<T> v) {
 }
 
 // One step of one sequence, from `product` (or the initial distribution) to `joint`.
-template <class T>
+template <RowStore kStore, class T>
 void forward_step(const HmmForward<T>& a, const T* from, int64_t limit, const T* emission,
                   int64_t t, T* joint, GroupRow<T>& row) {
   constexpr int n = kLanes<T>;
   const int64_t S = a.model.states, at = (row.sequence * a.model.steps + t) * S;
-  const bool whole = S % n == 0 || t + 2 < a.model.steps;
   const T inverse = t == 0 ? T(1) : row.inverse;
   T* predicted = a.predicted + at;
   T* filtered = a.filtered + at;
@@ -273,7 +278,7 @@ void forward_step(const HmmForward<T>& a, const T* from, int64_t limit, const T*
   for (int64_t i = 0; i < S; i += n) {
     const Vec<T> p = load_at_most(from + i, limit - i) * inverse;
     const Vec<T> u = p * load(emission + i);
-    store_row(predicted, i, S, whole, p);
+    store_row<kStore>(predicted, i, S, p);
     store(joint + i, u);
     sum += u;
   }
@@ -283,7 +288,7 @@ void forward_step(const HmmForward<T>& a, const T* from, int64_t limit, const T*
   row.impossible |= !possible;
   if (possible) row.likelihood.multiply(total);
   for (int64_t i = 0; i < S; i += n) {
-    store_row(filtered, i, S, whole, load(joint + i) * row.inverse);
+    store_row<kStore, T>(filtered, i, S, load(joint + i) * row.inverse);
   }
 }
 
@@ -292,6 +297,7 @@ void forward_group(const HmmForward<T>& a, int64_t first, int64_t count,
                    GroupForwardScratch<T>& scratch) {
   const HmmModel<T>& m = a.model;
   const int64_t S = m.states, stride = scratch.transition.stride();
+  const bool streamed = a.streamed && S * sizeof(T) % kLineBytes == 0;  // whole lines
   GroupRow<T> rows[kTileRows];
   int64_t longest = 0;
   for (int64_t r = 0; r < count; ++r) {
@@ -315,12 +321,16 @@ void forward_group(const HmmForward<T>& a, int64_t first, int64_t count,
       }
     }
     if (t > 0) scratch.transition.multiply(count, scratch.joint, stride, scratch.product);
+    const bool whole = S % kLanes<T> == 0 || t + 2 < m.steps;
+    const auto step = streamed ? forward_step<RowStore::kStreamed, T>
+                      : whole  ? forward_step<RowStore::kWhole, T>
+                               : forward_step<RowStore::kPartial, T>;
     for (int64_t r = 0; r < count; ++r) {
       if (t >= rows[r].length) continue;
       const T* initial = m.initial + (m.own_initial ? rows[r].sequence * S : 0);
-      forward_step(a, t == 0 ? initial : scratch.product + r * stride, t == 0 ? S : stride,
-                   scratch.tables.of(r) + scratch.offsets[r * kOffsetsChunk + t % kOffsetsChunk], t,
-                   scratch.joint + r * stride, rows[r]);
+      step(a, t == 0 ? initial : scratch.product + r * stride, t == 0 ? S : stride,
+           scratch.tables.of(r) + scratch.offsets[r * kOffsetsChunk + t % kOffsetsChunk], t,
+           scratch.joint + r * stride, rows[r]);
     }
   }
   for (int64_t r = 0; r < count; ++r) {
@@ -346,6 +356,7 @@ void forward_groups(const HmmForward<T>& a, int64_t begin, int64_t end, void* me
   for (int64_t group = begin; group < end; ++group) {
     forward_group(a, group * size, smaller(a.model.batch - group * size, size), scratch);
   }
+  if (a.streamed) end_streams();
 }
 
 }  // namespace

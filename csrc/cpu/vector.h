@@ -1,7 +1,7 @@
 // Vectors of BWT_SIMD_BYTES for one instruction-set level, with GCC and Clang vector extensions.
 // To be included per level by the kernels that foreach_simd.h includes; it has no include guard and
-// needs <cstdint>, <limits> and <utility>. Products and sums in one expression become fused
-// multiply-adds where the level has them (-ffp-contract is on by default).
+// needs <cstdint>, <limits>, <utility> and, on x86, <immintrin.h>. Products and sums in one
+// expression become fused multiply-adds where the level has them (-ffp-contract is on by default).
 
 namespace bwt {
 namespace BWT_SIMD {
@@ -79,6 +79,27 @@ template <class T>
 template <class T>
 [[gnu::always_inline]] inline void store(T* to, Vec<T> v) {
   __builtin_memcpy(to, &v, sizeof v);
+}
+
+// Past the cache, to an aligned address.
+template <class T>
+[[gnu::always_inline]] inline void stream(T* to, Vec<T> v) {
+#if defined(BWT_SIMD_X86) && BWT_SIMD_BYTES == 16
+  _mm_stream_ps(reinterpret_cast<float*>(to), (__m128)v);
+#elif defined(BWT_SIMD_X86) && BWT_SIMD_BYTES == 32
+  _mm256_stream_ps(reinterpret_cast<float*>(to), (__m256)v);
+#elif defined(BWT_SIMD_X86) && BWT_SIMD_BYTES == 64
+  _mm512_stream_ps(reinterpret_cast<float*>(to), (__m512)v);
+#else
+  store(to, v);
+#endif
+}
+
+// Lets other threads see what was streamed.
+inline void end_streams() {
+#ifdef BWT_SIMD_X86
+  _mm_sfence();
+#endif
 }
 
 // The first count < kLanes lanes, in pieces of 1, 2, 4, .. lanes. The others are read as zeros.
