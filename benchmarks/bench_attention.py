@@ -186,7 +186,7 @@ def output_shapes(case: Case) -> list[tuple[int, ...]]:
     return [(B, H, T, D), (B, H, T, T)]
 
 
-STYLES = {
+COLOURS = {
     "native": "#009E73",
     "triton": "#CC79A7",
     "sdpa": "#0072B2",
@@ -195,12 +195,6 @@ STYLES = {
     "multihead": "#999999",
     "gemm": "#000000",
 }
-
-
-def plot_bars(rows: list[dict], path: str) -> None:
-    cases = [case.name for case in CASES]
-    title = "attention, causal, float32"
-    plots.bars(rows, path, mode=FULL, cases=cases, colours=STYLES, title=title)
 
 
 def claims():
@@ -237,7 +231,13 @@ BENCH = Bench(
     check=check,
     baseline="sdpa",
     claims=tuple(claims()),
-    plot=plot_bars,
+    plot=functools.partial(
+        plots.bars,
+        mode=FULL,
+        cases=[case.name for case in CASES],
+        colours=COLOURS,
+        title="attention, causal, float32",
+    ),
     plot_help="draw forward + backward times of all cases",
 )
 

@@ -189,12 +189,6 @@ COLOURS = {
 }
 
 
-def plot_bars(rows: list[dict], path: str) -> None:
-    cases = [case.name for case in CASES]
-    title = "selective scan, float32"
-    plots.bars(rows, path, mode=FULL, cases=cases, colours=COLOURS, title=title)
-
-
 BENCH = Bench(
     op=OP,
     cases=CASES,
@@ -218,7 +212,13 @@ BENCH = Bench(
         Claim(MAIN.name, slow="native", fast="traffic", at_most=3, mode=FULL),
         Claim(MAIN.name, slow="native", fast="arithmetic", at_most=3, mode=FULL),
     ),
-    plot=plot_bars,
+    plot=functools.partial(
+        plots.bars,
+        mode=FULL,
+        cases=[case.name for case in CASES],
+        colours=COLOURS,
+        title="selective scan, float32",
+    ),
     plot_help="draw forward + backward times of all cases",
 )
 
