@@ -24,14 +24,14 @@ class Seen {
   std::vector<int32_t> value_of_;
 };
 
-// Loops of vectors: for a short row a call of memset or memcpy costs more than the row.
+// Loops of vectors: for a short row a call of memset or memcpy costs more than the row. This one
+// writes whole vectors: there must be room for one beyond the row.
 template <class Out>
-void fill(Out* row, int count, Out value) {
-  constexpr int kLanes = Lanes<Out>::kCount;
+[[gnu::always_inline]] inline void fill(Out* row, int count, Out value) {
   using Vector = typename Lanes<Out>::Vector;
-  int i = 0;
-  for (; i + kLanes <= count; i += kLanes) *reinterpret_cast<Vector*>(row + i) = Vector{} + value;
-  for (; i < count; ++i) row[i] = value;
+  for (int i = 0; i < count; i += Lanes<Out>::kCount) {
+    *reinterpret_cast<Vector*>(row + i) = Vector{} + value;
+  }
 }
 
 // The last vector overlaps the one before: no tail.
@@ -141,11 +141,7 @@ template <class Id, class Out>
 [[gnu::always_inline]] inline bool scan_distinct(const Id* keys, const Id* values, int64_t length,
                                                  int symbols, const Out* share, Out* used_at) {
   if (!are_distinct(keys, values, length, symbols)) return false;
-  constexpr int kLanes = Lanes<Out>::kCount;
-  for (int v = 0; v < symbols; v += kLanes) {
-    using Vector = typename Lanes<Out>::Vector;
-    *reinterpret_cast<Vector*>(used_at + v) = Vector{} + std::numeric_limits<Out>::infinity();
-  }
+  fill(used_at, symbols, std::numeric_limits<Out>::infinity());
   // Through integer registers, which the machine can load and store more of at a time.
   using Word = std::conditional_t<sizeof(Out) == sizeof(uint32_t), uint32_t, uint64_t>;
 #pragma GCC unroll 4
