@@ -7,7 +7,9 @@
 //   lse     = log(sum_j exp(scores_j)), natural logarithm               [T]
 //   entropy = -sum_j weights_j log2(weights_j), bits, 0 log 0 = 0       [T]
 // A causal query t sees the keys 0 .. S-T+t (the last query is aligned with the last key); any
-// other query sees all keys. A key that is not seen has a weight of exactly 0.
+// other query sees all keys. A key that is not seen has a weight of exactly 0, and whatever it and
+// its value hold, NaN included, comes to nothing, neither here nor in gradients. A blind query,
+// whose scores are all -inf, has weights, out and entropy 0, lse -inf and gradients 0.
 //
 // The gradient of all of them is one softmax gradient. With g the gradient at the weights,
 //   g_j = grad_out . v_j + grad_weights_j - grad_entropy * log2(weights_j),
@@ -17,7 +19,8 @@
 // d lse / d scores_j = weights_j. Then
 //   grad_q = scale * d k,   grad_k = scale * d^T q,   grad_v = weights^T grad_out.
 //
-// Inputs must be finite and so must be the scores; they may be as large as the type allows.
+// Numbers may be as large as the type allows. A score of -inf beside others has weight 0; NaN and
+// other infinities that a query sees spread within its row.
 #pragma once
 
 #include <cstddef>
@@ -26,6 +29,8 @@
 #include <utility>
 
 namespace bwt {
+
+constexpr int64_t kMaxHeadSize = 256;
 
 struct AttentionShape {
   int64_t batch;
@@ -73,7 +78,8 @@ struct AttentionBackward {
   StridedHeads<const T> q;
   StridedHeads<const T> k;
   StridedHeads<const T> v;
-  const T* weights;                // as returned by the forward pass, or null: computed again
+  const T* lse;                    // [B,H,T] contiguous, as returned by the forward pass
+  const T* weights;                // likewise, or null: computed again
   StridedHeads<const T> grad_out;  // data may be null: no gradient
   const T* grad_weights;           // [B,H,T,S] contiguous, or null
   const T* grad_entropy;           // [B,H,T] contiguous, or null

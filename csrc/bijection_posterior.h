@@ -32,6 +32,7 @@ namespace bwt {
 
 // Table of 2^V numbers per sequence in flight: 128 MB for V = 24.
 constexpr int kMaxNoisySymbols = 24;
+constexpr int kMaxSymbols = 4096;
 
 enum class Fault : int64_t { kKeyRange = 0, kValueRange = 1, kContradiction = 2 };
 
@@ -46,26 +47,26 @@ BWT_HD inline int64_t encode_fault(int64_t row, Fault fault) {
 // Working memory of one sequence (shared memory on a GPU). V entries each unless noted.
 template <class Real>
 struct LadderScratch {
-  Real* like;         // [V, V] likelihood of key x by value, largest entry 1
-  Real* unused;       // U(v)
-  Real* d_unused;     // adjoint of U; only for gradients
-  Real* d_like;       // adjoint of a likelihood; only for gradients
-  double* log_like;   // [V, V]
-  double* log_scale;  // log of what like was divided by
+  Real* like;      // [V, V] likelihood of key x by value, moved so that the largest is about 1
+  Real* unused;    // U(v)
+  Real* d_unused;  // adjoint of U; only for gradients
+  Real* d_like;    // adjoint of a likelihood; only for gradients
+  int64_t* moved;  // by how much like was moved
   double* posterior;
   double* terms;
+  int32_t* count;    // [V, V] how often key x showed a value; only for gradients
   int32_t* order;    // key on each rung
   int32_t* rung_of;  // rung of each key, -1 for unseen keys
   int32_t* next_use;
 
-  static constexpr int kRealRows = 3;    // of V, beside like
-  static constexpr int kDoubleRows = 3;  // of V, beside log_like
-  static constexpr int kIntRows = 3;
+  static constexpr int kRealRows = 3;  // of V, beside like
+  static constexpr int kDoubleRows = 3;
+  static constexpr int kIntRows = 3;  // beside count
 
   BWT_HD static size_t bytes(int symbols) {
     const size_t v = symbols;
-    return v * ((v + kRealRows) * sizeof(Real) + (v + kDoubleRows) * sizeof(double) +
-                kIntRows * sizeof(int32_t));
+    return v * ((v + kRealRows) * sizeof(Real) + kDoubleRows * sizeof(double) +
+                (v + kIntRows) * sizeof(int32_t));
   }
 
   BWT_HD LadderScratch(void* memory, int symbols) {
@@ -73,31 +74,36 @@ struct LadderScratch {
     unused = like + symbols * symbols;
     d_unused = unused + symbols;
     d_like = d_unused + symbols;
-    log_like = reinterpret_cast<double*>(d_like + symbols);
-    log_scale = log_like + symbols * symbols;
-    posterior = log_scale + symbols;
+    moved = reinterpret_cast<int64_t*>(d_like + symbols);
+    posterior = reinterpret_cast<double*>(moved + symbols);
     terms = posterior + symbols;
-    order = reinterpret_cast<int32_t*>(terms + symbols);
+    count = reinterpret_cast<int32_t*>(terms + symbols);
+    order = count + symbols * symbols;
     rung_of = order + symbols;
     next_use = rung_of + symbols;
   }
 };
 
-struct Channel {
-  const double* probability;  // [V, V] p(observed | true)
-  const double* log;          // [V, V]
-};
-
 // A product of likelihoods is at worst (smallest / largest positive entry)^observations, and a sum
 // has at most V! < 2^80 terms. Within 2^-900 plain doubles hold everything; beyond, Wide does.
-inline bool needs_wide(const double* probability, size_t count, int64_t observations) {
-  double smallest = INFINITY, largest = 0.0;
-  for (size_t i = 0; i < count; ++i) {
-    if (probability[i] > 0.0) smallest = fmin(smallest, probability[i]);
-    largest = fmax(largest, probability[i]);
+struct ChannelRange {
+  double smallest = INFINITY, largest = 0.0;  // of the positive entries
+
+  BWT_HD void include(double probability) {
+    if (probability > 0.0) smallest = fmin(smallest, probability);
+    largest = fmax(largest, probability);
   }
-  if (largest == 0.0) return false;
-  return (log2(largest) - log2(smallest)) * static_cast<double>(observations) > 900.0;
+
+  BWT_HD bool needs_wide(int64_t observations) const {
+    if (largest == 0.0) return false;
+    return (log2(largest) - log2(smallest)) * static_cast<double>(observations) > 900.0;
+  }
+};
+
+inline bool needs_wide(const double* channel, size_t count, int64_t observations) {
+  ChannelRange range;
+  for (size_t i = 0; i < count; ++i) range.include(channel[i]);
+  return range.needs_wide(observations);
 }
 
 // One row as it is known just before its observation is taken in.
@@ -106,8 +112,7 @@ struct Row {
   int key;
   int value;
   double entropy;       // bits
-  double predictive;    // p(value | everything before)
-  double log_evidence;  // including this observation
+  double log_evidence;  // including this observation; -inf if it is impossible
 };
 
 // Walks one sequence. Team runs loops (serially, or by the threads of a block); Table holds the
@@ -116,7 +121,7 @@ template <class Real, class Team, class Table, class Sequence>
 class Ladder {
  public:
   BWT_HD Ladder(Team team, Table table, LadderScratch<Real> scratch, Sequence sequence,
-                Channel channel, int symbols)
+                const double* channel, int symbols)
       : team(team),
         table(table),
         scratch(scratch),
@@ -132,34 +137,46 @@ class Ladder {
     for (int64_t t = 0; t < length; ++t) {
       const int key = sequence.key(t), value = sequence.value(t);
       if (key < 0 || key >= symbols) return encode_fault(t, Fault::kKeyRange);
-      withdraw(key, t, sink);
+      withdraw(key, sink);
       build(t, length, sink);
       Row row = ask(t, key, value);
-      if (value >= 0 && value < symbols) log_evidence += log(row.predictive);
-      row.log_evidence = value >= 0 && value < symbols ? log_evidence : -INFINITY;
+      row.log_evidence = log_evidence += row.log_evidence;
       sink.row(*this, row);
       if (value < 0 || value >= symbols) return encode_fault(t, Fault::kValueRange);
-      if (!(row.predictive > 0.0)) return encode_fault(t, Fault::kContradiction);
+      if (row.log_evidence == -INFINITY) return encode_fault(t, Fault::kContradiction);
       observe(key, value);
     }
-    descend(0, length, sink);
+    descend(0, sink);
     return kNoFault;
   }
 
-  // What the row of the asked key sums to before it is normalised.
+  // An entry of the asked key's row before it is normalised, and what they sum to.
+  BWT_HD Real weight(int key, int v) const {
+    return scratch.like[key * symbols + v] * scratch.unused[v];
+  }
+
   BWT_HD Real row_total(int key) const {
     Real total = Number<Real>::from(0.0);
-    for (int v = 0; v < symbols; ++v) {
-      total += scratch.like[key * symbols + v] * scratch.unused[v];
-    }
+    for (int v = 0; v < symbols; ++v) total += weight(key, v);
     return total;
+  }
+
+  // What they sum to once the value has been observed.
+  BWT_HD Real observed_total(int key, int value) const {
+    Real total = Number<Real>::from(0.0);
+    for (int v = 0; v < symbols; ++v) total += weight(key, v) * probability(v, value);
+    return total;
+  }
+
+  BWT_HD Real probability(int v, int value) const {
+    return Number<Real>::from(channel[v * symbols + value]);
   }
 
   Team team;
   Table table;
   LadderScratch<Real> scratch;
   Sequence sequence;
-  Channel channel;
+  const double* channel;  // [V, V] p(observed | true)
   int symbols;
   int depth = 0;  // keys in the order
   int built = 0;  // of which the lowest so many have their level in the table
@@ -169,26 +186,26 @@ class Ladder {
     depth = built = 0;
     team.each(symbols * symbols, [&](int i) {
       scratch.like[i] = Number<Real>::from(1.0);
-      scratch.log_like[i] = 0.0;
+      scratch.count[i] = 0;
     });
     team.each(symbols, [&](int v) {
       scratch.rung_of[v] = -1;
-      scratch.log_scale[v] = 0.0;
+      scratch.moved[v] = 0;
     });
     table.reset(team);
   }
 
   template <class Sink>
-  BWT_HD void descend(int lowest, int64_t t, Sink& sink) {
-    for (; built > lowest; --built) sink.rung_leaves(*this, built - 1, t);
+  BWT_HD void descend(int lowest, Sink& sink) {
+    for (; built > lowest; --built) sink.rung_leaves(*this, built - 1);
   }
 
   // Takes a key out of the order; the levels above it are no longer built.
   template <class Sink>
-  BWT_HD void withdraw(int key, int64_t t, Sink& sink) {
+  BWT_HD void withdraw(int key, Sink& sink) {
     const int rung = scratch.rung_of[key];
     if (rung < 0) return;
-    descend(rung, t, sink);
+    descend(rung, sink);
     team.sync();
     team.one([&] {
       for (int i = rung; i + 1 < depth; ++i) scratch.order[i] = scratch.order[i + 1];
@@ -228,36 +245,40 @@ class Ladder {
     });
   }
 
+  // The row, with the logarithm of p(value | everything before) for its evidence.
   BWT_HD Row ask(int64_t t, int key, int value) {
     table.unused(team, depth, scratch.unused);
-    const Real* like = scratch.like + key * symbols;
     const Real total = row_total(key);
     team.each(symbols, [&](int v) {
-      const double p = Number<Real>::ratio(like[v] * scratch.unused[v], total);
+      const double p = Number<Real>::to_double(weight(key, v) / total);
       scratch.posterior[v] = p;
       scratch.terms[v] = p > 0.0 ? -p * log2(p) : 0.0;
     });
-    Row row{t, key, value, 0.0, 0.0, 0.0};
-    const bool known = value >= 0 && value < symbols;
-    for (int v = 0; v < symbols; ++v) {
-      row.entropy += scratch.terms[v];
-      if (known) {
-        row.predictive += scratch.posterior[v] * channel.probability[v * symbols + value];
-      }
-    }
+    Row row{t, key, value, 0.0, -INFINITY};
+    for (int v = 0; v < symbols; ++v) row.entropy += scratch.terms[v];
+    if (value < 0 || value >= symbols) return row;
+    // Not from the posterior: the only value that can show this one may be too unlikely for a
+    // double.
+    const Real observed = observed_total(key, value);
+    if (!Number<Real>::is_zero(observed)) row.log_evidence = Number<Real>::log(observed / total);
     return row;
   }
 
+  // Products, not sums of logarithms: the error of a logarithm grows with its size.
   BWT_HD void observe(int key, int value) {
-    double* log_like = scratch.log_like + key * symbols;
-    team.each(symbols, [&](int v) { log_like[v] += channel.log[v * symbols + value]; });
-    double largest = -INFINITY;
-    for (int v = 0; v < symbols; ++v) largest = fmax(largest, log_like[v]);
-    team.each(symbols, [&](int v) {
-      scratch.like[key * symbols + v] = Number<Real>::exp(log_like[v] - largest);
-    });
+    Real* like = scratch.like + key * symbols;
+    team.each(symbols, [&](int v) { like[v] = like[v] * probability(v, value); });
+    int64_t largest = INT64_MIN;
+    for (int v = 0; v < symbols; ++v) {
+      if (Number<Real>::is_zero(like[v])) continue;
+      const int64_t magnitude = Number<Real>::magnitude(like[v]);
+      largest = magnitude > largest ? magnitude : largest;
+    }
+    team.sync();  // all have read what is now moved
+    team.each(symbols, [&](int v) { like[v] = Number<Real>::shifted(like[v], -largest); });
     team.one([&] {
-      scratch.log_scale[key] = largest;
+      scratch.moved[key] -= largest;
+      ++scratch.count[key * symbols + value];
       scratch.order[depth] = key;
       scratch.rung_of[key] = depth;
     });
@@ -294,7 +315,7 @@ struct RowWriter {
   BWT_HD void rung_joins(LadderT&, int) {}
 
   template <class LadderT>
-  BWT_HD void rung_leaves(LadderT&, int, int64_t) {}
+  BWT_HD void rung_leaves(LadderT&, int) {}
 
   // A row needs its own key and the pairs before, not its own value.
   BWT_HD static int64_t rows_before(int64_t fault) {
@@ -325,30 +346,36 @@ struct ChannelGradient {
 
   template <class LadderT>
   BWT_HD void row(LadderT& ladder, const Row& row) {
-    if (row.value < 0 || row.value >= ladder.symbols || !(row.predictive > 0.0)) return;
+    if (row.log_evidence == -INFINITY) return;
     const int symbols = ladder.symbols;
     auto& scratch = ladder.scratch;
-    const double evidence = d_later_evidence[row.step] / row.predictive;
+    const Real total = ladder.row_total(row.key);
+    const Real observed = ladder.observed_total(row.key, row.value);
+    const double evidence = d_later_evidence[row.step];
+    ladder.team.sync();  // all have read the terms of the entropy, which are now overwritten
     ladder.team.each(symbols, [&](int v) {
-      const double p = scratch.posterior[v];
+      const Real weight = ladder.weight(row.key, v);
       double d_p = static_cast<double>(d_posterior[row.step * symbols + v]);
       // d(-p log2 p)/dp; an impossible value stays impossible, so it carries no gradient.
-      if (p > 0.0) d_p -= static_cast<double>(d_entropy[row.step]) * (log2(p) + 1.4426950408889634);
-      d_p += evidence * ladder.channel.probability[v * symbols + row.value];
-      d_channel[v * symbols + row.value] += evidence * p;
+      if (!Number<Real>::is_zero(weight)) {
+        const double log_p = Number<Real>::log(weight / total);
+        d_p -= static_cast<double>(d_entropy[row.step]) * 1.4426950408889634 * (log_p + 1.0);
+      }
+      d_channel[v * symbols + row.value] += evidence * Number<Real>::to_double(weight / observed);
       scratch.terms[v] = d_p;
     });
-    double mean = 0.0;
+    double mean = evidence;
     for (int v = 0; v < symbols; ++v) mean += scratch.terms[v] * scratch.posterior[v];
     const Real* like = scratch.like + row.key * symbols;
-    const Real total = ladder.row_total(row.key);
+    const Real d_observed = Number<Real>::from(evidence) / observed;
     ladder.team.each(symbols, [&](int v) {
-      const Real d_weight = Number<Real>::divide(scratch.terms[v] - mean, total);
+      Real d_weight = Number<Real>::from(scratch.terms[v] - mean) / total;
+      d_weight += d_observed * ladder.probability(v, row.value);
       scratch.d_unused[v] = d_weight * like[v];
       scratch.d_like[v] = d_weight * scratch.unused[v];
     });
     ladder.table.unused_adjoint(ladder.team, ladder.depth, scratch.d_unused);
-    charge(ladder, row.key, row.step);
+    charge(ladder, row.key);
   }
 
   template <class LadderT>
@@ -357,41 +384,43 @@ struct ChannelGradient {
   }
 
   template <class LadderT>
-  BWT_HD void rung_leaves(LadderT& ladder, int rung, int64_t t) {
+  BWT_HD void rung_leaves(LadderT& ladder, int rung) {
     const int key = ladder.scratch.order[rung];
     ladder.table.lower(ladder.team, rung, ladder.scratch.like + key * ladder.symbols,
                        ladder.scratch.d_like);
-    charge(ladder, key, t);
+    charge(ladder, key);
   }
 
  private:
-  // Passes the adjoint of a key's likelihood on to the channel, one observation before t at a time.
+  // Passes the adjoint of a key's likelihood on to the channel. While a key is on the ladder it is
+  // not observed, so that the counts are those its likelihood was made of.
   template <class LadderT>
-  BWT_HD void charge(LadderT& ladder, int key, int64_t t) {
+  BWT_HD void charge(LadderT& ladder, int key) {
     const int symbols = ladder.symbols;
+    const int32_t* count = ladder.scratch.count + key * symbols;
     ladder.team.each(symbols, [&](int v) {
       const Real d_like = ladder.scratch.d_like[v];
-      const Real like = ladder.scratch.like[key * symbols + v];
-      const double flow = Number<Real>::to_double(d_like * like);
-      for (int64_t s = 0; s < t; ++s) {
-        if (ladder.sequence.key(s) != key) continue;
-        const int value = ladder.sequence.value(s);
-        const double p = ladder.channel.probability[v * symbols + value];
-        d_channel[v * symbols + value] +=
-            p > 0.0 ? flow / p : Number<Real>::to_double(d_like * without(ladder, key, v, s, t));
+      const Real flow = d_like * ladder.scratch.like[key * symbols + v];
+      for (int value = 0; value < symbols; ++value) {
+        if (count[value] == 0) continue;
+        const Real p = ladder.probability(v, value);
+        const Real slope =
+            Number<Real>::is_zero(p) ? d_like * without(ladder, key, v, value) : flow / p;
+        d_channel[v * symbols + value] += count[value] * Number<Real>::to_double(slope);
       }
     });
   }
 
-  // The likelihood of a key's observations before t, leaving out the one at step s.
+  // The likelihood of a key's observations, leaving out one of a value that v cannot show.
   template <class LadderT>
-  BWT_HD static Real without(LadderT& ladder, int key, int v, int64_t s, int64_t t) {
-    double log_like = -ladder.scratch.log_scale[key];
-    for (int64_t r = 0; r < t; ++r) {
-      if (r == s || ladder.sequence.key(r) != key) continue;
-      log_like += ladder.channel.log[v * ladder.symbols + ladder.sequence.value(r)];
+  BWT_HD static Real without(LadderT& ladder, int key, int v, int left_out) {
+    Wide product{1.0, 0};
+    for (int value = 0; value < ladder.symbols; ++value) {
+      const Wide p = Number<Wide>::from(ladder.channel[v * ladder.symbols + value]);
+      const int32_t count = ladder.scratch.count[key * ladder.symbols + value];
+      product = product * power(p, value == left_out ? count - 1 : count);
     }
-    return Number<Real>::exp(log_like);
+    return Number<Real>::shifted_from(product, ladder.scratch.moved[key]);
   }
 };
 

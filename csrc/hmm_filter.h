@@ -19,8 +19,31 @@
 // and w = f' / (f' . filtered_t) never is negative.
 //
 // Probabilities of a step may be as small as the product of two small numbers. Emissions are
-// therefore lifted by a power of two, so that c_t keeps its precision well below the smallest
-// normal number; what is smaller still counts as impossible.
+// therefore lifted by a power of two L, so that c_t keeps its precision well below the smallest
+// normal number.
+//
+// What underflows may matter later: a state that all but dies out is what is left if the others
+// turn out to be impossible. So no sequence may lose anything, and a sequence that might is
+// delicate: it is done again with an exponent for each state (cpu/hmm_filter_exact.h). With tiny
+// the smallest normal number, every product below is 0 for a structural zero or at least tiny, or
+// lost within a bound that does not matter. Always, c_t = 0 or L c_t >= 1, else it is delicate.
+//   Plain: no entry of pi and A is below a = kHmmSmall. Then predicted_t >= a (1 - eps), whatever
+//     came before. A step loses at most tiny in an entry of filtered, and S tiny in the products
+//     with A (relative to c_t, as L c_t >= 1): relative to predicted, 2 S tiny / a << eps. So all
+//     predicted are right to rounding at every step, and so is filtered where it is normal; c_t is
+//     0 only if all emissions are, as even the smallest subnormal number times L a is normal.
+//     Adjoints times predicted are bounded by the gradients that come in, so adjoints by 1 / a.
+//   Watched: other sequences. Positive entries of A are at least a, those of the emissions at
+//     least e = kHmmSmallEmission, and positive entries of filtered at least f = kHmmFloor at
+//     every step; else it is delicate. Then filtered A >= f a > tiny, also times L c_t >= 1, and
+//     predicted * L e_t >= f a L e > tiny: nothing is lost at all, and what is 0 is impossible.
+//     The adjoints of states that are not reached are derivatives, too, which nothing bounds; a
+//     sequence that has one above kHmmLargest is delicate.
+// The backward pass judges anew, from the saved outputs: by the same bounds on each step, what they
+// hold is then normal or a structural zero. All errors of p p' and f f' are relative to the sum of
+// the gradients that come in: those of an adjoint may be large where the probability is small.
+// A derivative that overflows is the largest number, not infinite, so that times a parameter of 0
+// it is 0.
 #pragma once
 
 #include <cstddef>
@@ -42,6 +65,23 @@ template <>
 constexpr double kHmmLift<double> = 0x1p996;
 static_assert(kHmmLift<float> == 0x1p100f && kHmmLiftExponent<float> == 100);
 static_assert(kHmmLiftExponent<double> == 996);
+
+template <class T>
+constexpr T kHmmSmall = T(0x1p-40);
+template <>
+constexpr double kHmmSmall<double> = 0x1p-400;
+template <class T>
+constexpr T kHmmFloor = T(0x1p-80);
+template <>
+constexpr double kHmmFloor<double> = 0x1p-600;
+template <class T>
+constexpr T kHmmSmallEmission = T(0x1p-100);
+template <>
+constexpr double kHmmSmallEmission<double> = 0x1p-1000;
+template <class T>
+constexpr T kHmmLargest = T(0x1p100);
+template <>
+constexpr double kHmmLargest<double> = 0x1p900;
 
 // Observations as they lie in a tensor: int32 or int64, any strides (in elements).
 struct HmmObservations {
@@ -75,7 +115,8 @@ struct HmmForward {
   // [B]; NaN tells of a sequence with arguments out of range: lengths, observations, or parameters
   // that are no distributions.
   T* log_likelihood;
-  bool streamed;  // whether to write whole lines of the outputs past the cache
+  uint8_t* delicate;  // [B], written: whose outputs are still to be computed
+  bool streamed;      // whether to write whole lines of the outputs past the cache
 };
 
 // All arrays are contiguous.
@@ -92,6 +133,9 @@ struct HmmBackward {
   T* grad_transition;
   T* grad_emission;
   T* smoothed;  // [B,T,S]: then gradients are neither read nor written
+  // [B]: has no gradient here if it is set, and is set if it turns out to be; then the sums that
+  // its piece belongs to are void.
+  uint8_t* delicate;
 };
 
 // Gradients of shared parameters, summed in double: null where parameters are own.

@@ -27,6 +27,7 @@ namespace bwt {
 
 // Steps between saved states, at most: the backward pass holds the states of a chunk in cache.
 constexpr int64_t kScanChunk = 16;
+constexpr int64_t kMaxScanStates = 64;
 
 struct ScanShape {
   int64_t batch;

@@ -9,18 +9,19 @@
 
 namespace bwt {
 
-// As wide as the mantissa, so that there is no padding and one 16-byte access moves both.
-struct alignas(16) Wide {
-  double mantissa;
-  int64_t exponent;
-};
-
 // Far below every exponent that products can reach: zero always loses the comparison in a sum.
-constexpr int64_t kWideZeroExponent = -(1 << 24);
+constexpr int64_t kWideZeroExponent = -(int64_t{1} << 40);
+
+// The exponent is as wide as the mantissa, so that there is no padding and one 16-byte access moves
+// both. Zero unless told otherwise: with an exponent of 0 it would swallow small terms in a sum.
+struct alignas(16) Wide {
+  double mantissa = 0.0;
+  int64_t exponent = kWideZeroExponent;
+};
 
 BWT_HD inline Wide normalised(double mantissa, int64_t exponent) {
   const double size = fabs(mantissa);
-  if (size == 0.0) return {0.0, kWideZeroExponent};
+  if (size == 0.0) return {};
   if (size >= 0x1p256) return {mantissa * 0x1p-512, exponent + 1};
   if (size < 0x1p-256) return {mantissa * 0x1p512, exponent - 1};
   return {mantissa, exponent};
@@ -28,6 +29,10 @@ BWT_HD inline Wide normalised(double mantissa, int64_t exponent) {
 
 BWT_HD BWT_NOINLINE inline Wide operator*(Wide a, Wide b) {
   return normalised(a.mantissa * b.mantissa, a.exponent + b.exponent);
+}
+
+BWT_HD BWT_NOINLINE inline Wide operator/(Wide a, Wide b) {
+  return normalised(a.mantissa / b.mantissa, a.exponent - b.exponent);
 }
 
 BWT_HD BWT_NOINLINE inline Wide operator+(Wide a, Wide b) {
@@ -47,47 +52,57 @@ BWT_HD inline Wide& operator+=(Wide& a, Wide b) {
   return a;
 }
 
-// What the algorithm needs of a number type, for double and for Wide.
+BWT_HD inline Wide power(Wide base, int32_t exponent) {
+  Wide product{1.0, 0};
+  for (; exponent > 0; exponent /= 2, base = base * base) {
+    if (exponent % 2 == 1) product = product * base;
+  }
+  return product;
+}
+
+// The range of an int holds for exponents that matter to ldexp.
+BWT_HD inline int clamped(int64_t exponent) {
+  constexpr int64_t kFar = 4096;
+  return static_cast<int>(exponent < -kFar ? -kFar : exponent > kFar ? kFar : exponent);
+}
+
+// What the algorithm needs of a number type, for double and for Wide. A magnitude is a whole number
+// that grows with the size of x > 0; shifted moves a number by so much, without rounding it.
 template <class Real>
 struct Number;
 
 template <>
 struct Number<double> {
+  static constexpr bool kWide = false;
   BWT_HD static double from(double x) { return x; }
-  BWT_HD static double exp(double x) { return ::exp(x); }
-  BWT_HD static double ratio(double a, double b) { return a / b; }
-  BWT_HD static double divide(double a, double b) { return a / b; }
   BWT_HD static double to_double(double x) { return x; }
+  BWT_HD static double log(double x) { return ::log(x); }
   BWT_HD static bool is_zero(double x) { return x == 0.0; }
+  BWT_HD static int64_t magnitude(double x) { return ilogb(x); }
+  BWT_HD static double shifted(double x, int64_t by) { return ldexp(x, clamped(by)); }
+  BWT_HD static double shifted_from(Wide x, int64_t by) {
+    return ldexp(x.mantissa, clamped(512 * x.exponent + by));
+  }
 };
 
 template <>
 struct Number<Wide> {
-  BWT_HD static Wide from(double x) { return normalised(x, 0); }
-
-  BWT_HD static Wide exp(double x) {
-    if (x == -INFINITY) return {0.0, kWideZeroExponent};
+  static constexpr bool kWide = true;
+  BWT_HD static Wide from(double x) {
+    const Wide once = normalised(x, 0);  // from the ends of a double's range it takes two steps
+    return normalised(once.mantissa, once.exponent);
+  }
+  BWT_HD static double to_double(Wide x) { return ldexp(x.mantissa, clamped(512 * x.exponent)); }
+  BWT_HD static double log(Wide x) {
     constexpr double kLogUnit = 354.89135644669199;  // 512 ln 2
-    const double unit = rint(x / kLogUnit);
-    return normalised(::exp(fma(-unit, kLogUnit, x)), static_cast<int64_t>(unit));
+    return ::log(x.mantissa) + kLogUnit * static_cast<double>(x.exponent);
   }
-
-  BWT_HD static double to_double(Wide x) {
-    if (x.exponent > 2) return x.mantissa * INFINITY;
-    if (x.exponent < -2) return 0.0;
-    return ldexp(x.mantissa, static_cast<int>(512 * x.exponent));
-  }
-
-  BWT_HD static Wide divide(double a, Wide b) {
-    const Wide x = from(a);
-    return normalised(x.mantissa / b.mantissa, x.exponent - b.exponent);
-  }
-
-  BWT_HD static double ratio(Wide a, Wide b) {
-    return to_double(normalised(a.mantissa / b.mantissa, a.exponent - b.exponent));
-  }
-
   BWT_HD static bool is_zero(Wide x) { return x.mantissa == 0.0; }
+  BWT_HD static int64_t magnitude(Wide x) { return x.exponent; }
+  BWT_HD static Wide shifted(Wide x, int64_t by) {
+    return is_zero(x) ? Wide{} : Wide{x.mantissa, x.exponent + by};
+  }
+  BWT_HD static Wide shifted_from(Wide x, int64_t by) { return shifted(x, by); }
 };
 
 }  // namespace bwt

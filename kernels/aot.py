@@ -1,6 +1,7 @@
 """Compiles every entry of the table ahead of time, without a GPU, and reports what it uses.
 
     python -m bwt.kernels.aot --arch 80 90 100 gfx942 --op attention --match '*.D64.*' --out DIR
+    python -m bwt.kernels.aot --summary       one line for each architecture, and a verdict
 
 A module kernels/<op>.py takes part by having a function `specialisations(arch)` that yields
 (name, Launch) of every form that is to be compiled. TRITON_INTERPRET must be unset: an
@@ -21,7 +22,7 @@ from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 
-from .configs import ARCHITECTURES, FP_FUSION, Launch
+from .configs import ARCHITECTURES, FP_FUSION, SHARED_MEMORY, Launch
 
 TENSOR_CORE = re.compile(r"(HMMA|HGMMA|UTC\w*MMA|IMMA|QGMMA)\b")
 POINTERS = {
@@ -113,8 +114,12 @@ def build(name: str, launch: Launch, arch: str, out: str | None) -> dict:
 
 
 def build_by_name(op: str, name: str, arch: str, out: str | None) -> dict:
-    """For worker processes: launches themselves cannot be sent to them."""
-    return build(name, specialisations(op, arch)[name], arch, out)
+    """For worker processes: launches themselves cannot be sent to them, nor all exceptions back."""
+    try:
+        return build(name, specialisations(op, arch)[name], arch, out)
+    except Exception as error:  # of Triton, LLVM or ptxas: the other kernels are still of interest
+        lines = str(error).strip().splitlines() or [""]
+        return {"name": name, "arch": arch, "failure": f"{type(error).__name__}: {lines[-1]}"}
 
 
 def nvidia_resources(cubin: bytes) -> dict:
@@ -181,8 +186,52 @@ def _cuobjdump(option: str, cubin: bytes) -> str:
 def show(record: dict, header: bool) -> None:
     if header:
         print(f"{'name':48}{'arch':>7}", *(f"{column:>11}" for column in COLUMNS))
-    values = (f"{record[column]:>11}" for column in COLUMNS)
-    print(f"{record['name']:48}{record['arch']:>7}", *values, flush=True)
+    values = (f"{record[column]:>11}" for column in COLUMNS if column in record)
+    print(f"{record['name']:48}{record['arch']:>7}", *values, record.get("failure", ""), flush=True)
+
+
+def show_progress(record: dict, done: int, wanted: int) -> None:
+    """Each fault at once, and a sign of life now and then."""
+    if why := fault(record):
+        print(f"{record['arch']} {record['name']}: {why}", file=sys.stderr, flush=True)
+    if done % 50 == 0 or done in (1, wanted):
+        print(f"{done} of {wanted} kernels ({record['arch']})", file=sys.stderr, flush=True)
+
+
+def fault(record: dict) -> str | None:
+    """Why a kernel must not be shipped, or None."""
+    limit = SHARED_MEMORY[record["arch"]]
+    if "failure" in record:
+        return record["failure"]
+    if record["stack"] or record["spills"]:
+        return f"{record['stack']} bytes of stack, {record['spills']} spills"
+    if record["shared"] > limit:
+        return f"{record['shared']} bytes of shared memory of {limit}"
+    return None
+
+
+def summarise(records: list[dict]) -> str:
+    """One line for each architecture, then every kernel with a fault."""
+    lines = [
+        f"{'arch':8}{'kernels':>9}{'failed':>8}{'registers':>11}{'stack':>8}{'spills':>8}"
+        f"{'shared':>9}{'of':>9}{'faults':>8}"
+    ]
+    for arch in dict.fromkeys(record["arch"] for record in records):
+        mine = [record for record in records if record["arch"] == arch]
+        built = [record for record in mine if "failure" not in record]
+        worst = {
+            column: max((record[column] for record in built), default=0)
+            for column in ("registers", "stack", "spills", "shared")
+        }
+        faults = sum(fault(record) is not None for record in mine)
+        lines.append(
+            f"{arch:8}{len(mine):>9}{len(mine) - len(built):>8}{worst['registers']:>11}"
+            f"{worst['stack']:>8}{worst['spills']:>8}{worst['shared']:>9}"
+            f"{SHARED_MEMORY[arch]:>9}{faults:>8}"
+        )
+    found = [(record, fault(record)) for record in records]
+    lines += [f"{record['arch']} {record['name']}: {why}" for record, why in found if why]
+    return "\n".join(lines)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -193,15 +242,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--match", nargs="+", default=["*"], help="patterns of names to compile")
     parser.add_argument("--out", help="directory for ptx, cubin and resources.json")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
-    parser.add_argument("--json", action="store_true", help="print one JSON document only")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print one JSON document only")
+    form.add_argument("--summary", action="store_true", help="print one line per architecture")
     options = parser.parse_args(arguments)
     if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
         parser.error("TRITON_INTERPRET is set, and an interpreting process cannot compile")
 
     jobs = [
         (op, name, arch, options.out)
-        for op in options.op
         for arch in (f"sm_{a}" if a.isdigit() else a for a in options.arch)
+        for op in options.op
         for name in specialisations(op, arch)
         if any(fnmatch.fnmatch(name, pattern) for pattern in options.match)
     ]
@@ -209,7 +260,9 @@ def main(arguments: list[str] | None = None) -> int:
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
         for record in pool.map(build_by_name, *zip(*jobs, strict=True)) if jobs else ():
             records.append(record)
-            if not options.json:
+            if options.summary:
+                show_progress(record, len(records), len(jobs))
+            elif not options.json:
                 show(record, header=len(records) == 1)
     document = json.dumps(records)
     if options.out is not None:
@@ -217,7 +270,10 @@ def main(arguments: list[str] | None = None) -> int:
         Path(options.out, "resources.json").write_text(document)
     if options.json:
         print(document)
-    return 0
+    if options.summary:
+        print(summarise(records))
+        return int(any(fault(record) for record in records))
+    return int(any("failure" in record for record in records))
 
 
 if __name__ == "__main__":

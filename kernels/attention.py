@@ -13,6 +13,7 @@ memory as [B, T or S, H, D], so that heads can be merged without a copy.
 import torch
 import triton
 
+from . import results
 from .attention_short import attention_short_backward_kernel, attention_short_forward_kernel
 from .attention_stream import attention_stream_forward_kernel, attention_stream_weights_kernel
 from .attention_stream_backward import (
@@ -49,14 +50,12 @@ def attention_forward(
     q, k, v = (_last_contiguous(x) for x in (q, k, v))
     B, H, T, D = q.shape
     S = k.shape[2]
-    statistics = torch.float64 if q.dtype == torch.float64 else torch.float32
-    out = _new_heads(q)
-    lse = torch.empty((B, H, T), dtype=statistics, device=q.device)
-    entropy = torch.empty_like(lse) if capture_entropy else None
-    weights = None
-    if capture_weights:
+    out, lse, weights, entropy = results.attention(q, k, capture_weights, capture_entropy)
+    if pad_weights or weights_dtype:
         columns = triton.cdiv(S, 16) * 16 if pad_weights else S
-        weights = torch.empty((B, H, T, columns), dtype=weights_dtype or q.dtype, device=q.device)
+        weights = q.new_empty((B, H, T, columns), dtype=weights_dtype)
+    weights = weights if capture_weights else None
+    entropy = entropy if capture_entropy else None
     if q.numel() > 0:
         for launch in forward_launches(
             q,
@@ -101,7 +100,7 @@ def attention_backward(
     entropy, grad_entropy, grad_lse = (
         x if x is None else x.contiguous() for x in (entropy, grad_entropy, grad_lse)
     )
-    gradients = [_new_heads(x) for x in (q, k, v)]
+    gradients = [results.merged_heads(x) for x in (q, k, v)]
     incoming = (grad_out, grad_weights, grad_entropy, grad_lse)
     if q.numel() == 0 or all(x is None for x in incoming):
         return tuple(x.zero_() for x in gradients)
@@ -206,12 +205,6 @@ def backward_launches(
     return [first, second, third]
 
 
-def _new_heads(like):
-    """[B, H, T, D] laid out as [B, T, H, D]: merging the heads afterwards costs nothing."""
-    B, H, T, D = like.shape
-    return torch.empty((B, T, H, D), dtype=like.dtype, device=like.device).transpose(1, 2)
-
-
 def _last_contiguous(x):
     return x if x.stride(-1) == 1 else x.contiguous()
 
@@ -277,7 +270,7 @@ def example_launches(
 
     q, grad_out = empty(queries, head_size), empty(queries, head_size)
     k, v = empty(keys, head_size), empty(keys, head_size)
-    out, grad_q, grad_k, grad_v = (_new_heads(x) for x in (q, q, k, v))
+    out, grad_q, grad_k, grad_v = (results.merged_heads(x) for x in (q, q, k, v))
     rows = [empty(queries, dtype=torch.float32) for _ in range(4)]
     lse, entropy, grad_lse, grad_entropy = rows
     weights = empty(queries, triton.cdiv(keys, 16) * 16 if pad_weights else keys)

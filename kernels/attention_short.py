@@ -14,10 +14,13 @@ import triton.language as tl
 
 from .attention_tiles import (
     LN2,
+    LOWEST,
     NO_WEIGHT,
     dense_rows,
+    divisor,
     load_rows,
     merged_rows,
+    not_negative,
     row_pointers,
     scores_base2,
     store_rows,
@@ -80,17 +83,18 @@ def attention_short_forward_kernel(
     )
     b_t = scores_base2(b_q, b_k, scale, m_visible, PRECISION)
 
-    b_peak = tl.max(b_t, axis=1)
+    b_peak = tl.maximum(tl.max(b_t, axis=1), LOWEST)
     b_t = b_t - b_peak[:, None]
     b_p = tl.exp2(b_t)
     b_sum = tl.sum(b_p, axis=1)
     p_lse = dense_rows(lse, i_head, first, o_t, T, 1, o_slot_q, PACK)
     tl.store(p_lse, (b_peak + tl.log2(b_sum)) * LN2, mask=m_q)
+    b_sum = divisor(b_sum)
     if STORE_ENTROPY:
         # Relative to the peak both terms are >= 0: no cancellation, whatever the size of scores.
         b_mean = tl.sum(b_p * tl.maximum(b_t, NO_WEIGHT), axis=1) / b_sum
         p_entropy = dense_rows(entropy, i_head, first, o_t, T, 1, o_slot_q, PACK)
-        tl.store(p_entropy, tl.maximum(tl.log2(b_sum) - b_mean, 0.0), mask=m_q)
+        tl.store(p_entropy, not_negative(tl.log2(b_sum) - b_mean), mask=m_q)
     if STORE_WEIGHTS:
         b_w = (b_p / b_sum[:, None]).to(weights.dtype.element_ty)
         m_w = m_q[:, None] & (o_s < w_columns)[None, :]

@@ -12,10 +12,13 @@ import triton.language as tl
 
 from .attention_tiles import (
     LN2,
+    LOWEST,
     NO_WEIGHT,
     dense_rows,
+    divisor,
     load_rows,
     merged_rows,
+    not_negative,
     row_pointers,
     scores_base2,
     store_rows,
@@ -68,7 +71,7 @@ def attention_stream_forward_kernel(
         BD,
     )
     ACC: tl.constexpr = tl.float64 if q.dtype.element_ty == tl.float64 else tl.float32
-    b_peak = tl.full((BT,), float("-inf"), dtype=ACC)
+    b_peak = tl.full((BT,), LOWEST, dtype=ACC)
     b_sum = tl.zeros((BT,), dtype=ACC)
     b_moment = tl.zeros((BT,), dtype=ACC)  # sum of p (t - peak)
     b_out = tl.zeros((BT, BD), dtype=ACC)
@@ -109,8 +112,9 @@ def attention_stream_forward_kernel(
         b_peak = b_top
 
     tl.store(dense_rows(lse, i_head, first_t, o_m, T, 1), (b_peak + tl.log2(b_sum)) * LN2, mask=m_q)
+    b_sum = divisor(b_sum)
     if STORE_ENTROPY:
-        b_entropy = tl.maximum(tl.log2(b_sum) - b_moment / b_sum, 0.0)
+        b_entropy = not_negative(tl.log2(b_sum) - b_moment / b_sum)
         tl.store(dense_rows(entropy, i_head, first_t, o_m, T, 1), b_entropy, mask=m_q)
     store_rows(merged_rows(out, i_head, first_t, o_m, T, H, D), b_out / b_sum[:, None], m_q, D, BD)
 

@@ -12,6 +12,8 @@ LN2 = tl.constexpr(0.6931471805599453)
 # exp2 of it is 0 in every precision, so terms cut off at it carry no weight; unlike -inf it can be
 # multiplied by 0.
 NO_WEIGHT = tl.constexpr(-1.0e4)
+# The peak of a query that sees no score but -inf: unlike -inf it can be subtracted from that.
+LOWEST = tl.constexpr(-3.4028234e38)
 
 
 @triton.jit
@@ -113,11 +115,29 @@ def scores_base2(b_q, b_k, scale, m_visible, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def divisor(b_sum):
+    """Of unnormalised weights: their sum, at least the 1 of the largest, if there is one at all."""
+    return tl.maximum(b_sum, 1.0)
+
+
+@triton.jit
+def not_negative(b_x):
+    """Unlike a maximum, leaves NaN as it is."""
+    return tl.where(b_x < 0.0, 0.0, b_x)
+
+
+@triton.jit
+def finite(b_lse):
+    """To be subtracted; that of a query that sees no score but -inf is -inf, too."""
+    return tl.where(b_lse == float("-inf"), 0.0, b_lse)
+
+
+@triton.jit
 def weights_from_lse(b_q, b_k, b_lse, scale, m_visible, PRECISION: tl.constexpr):
     """Normalised weights and their base-2 logarithms (finite where hidden), from the stored lse."""
     b_t = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
-    b_log2w = b_t * (scale * LOG2E) - (b_lse * LOG2E)[:, None]
-    return tl.where(m_visible, tl.exp2(b_log2w), 0.0), b_log2w
+    b_log2w = b_t * (scale * LOG2E) - (finite(b_lse) * LOG2E)[:, None]
+    return tl.where(m_visible, tl.exp2(b_log2w), 0.0), tl.maximum(b_log2w, NO_WEIGHT)
 
 
 @triton.jit
@@ -125,5 +145,5 @@ def weights_by_key(b_q, b_k, b_lse, scale, m_visible, PRECISION: tl.constexpr):
     """The same as [keys, queries]: the layout in which gradients of keys can be summed without
     moving the weights between threads."""
     b_t = tl.dot(b_k, tl.trans(b_q), input_precision=PRECISION)
-    b_log2w = b_t * (scale * LOG2E) - (b_lse * LOG2E)[None, :]
-    return tl.where(m_visible, tl.exp2(b_log2w), 0.0), b_log2w
+    b_log2w = b_t * (scale * LOG2E) - (finite(b_lse) * LOG2E)[None, :]
+    return tl.where(m_visible, tl.exp2(b_log2w), 0.0), tl.maximum(b_log2w, NO_WEIGHT)

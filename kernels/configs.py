@@ -2,16 +2,30 @@
 
 The same call therefore runs the same code on every machine of an architecture, and every entry
 can be compiled ahead of time (`python -m bwt.kernels.aot`). `benchmarks/tune.py` times candidates
-on a GPU and rewrites the table.
+on a GPU and writes a table for that device, which goes before this one (tuned.py).
 """
 
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
+from . import tuned
+
 # Fusing multiply and add is Triton's default today and not tomorrow; it decides the last bits.
 FP_FUSION = True
 Table = dict[tuple[str, str, str, int, str], tuple["Config", ...]]
-ARCHITECTURES = ("sm_80", "sm_86", "sm_90", "sm_100", "gfx942")
+ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942")
+# Tensor cores as Ampere's, and its smaller shared memory too.
+SERVED_AS = {"sm_89": "sm_86", "sm_120": "sm_86"}
+# Bytes that one block may have.
+SHARED_MEMORY = {
+    "sm_80": 163 << 10,
+    "sm_86": 99 << 10,
+    "sm_89": 99 << 10,
+    "sm_90": 227 << 10,
+    "sm_100": 227 << 10,
+    "sm_120": 99 << 10,
+    "gfx942": 64 << 10,
+}
 
 
 class Config(NamedTuple):
@@ -30,13 +44,13 @@ class Launch(NamedTuple):
     def name(self) -> str:
         return self.kernel.__name__.removesuffix("_kernel")
 
-    def run(self, device) -> None:
+    def run(self, device) -> Any:
         import torch
 
         options = dict(num_warps=self.config.warps, num_stages=self.config.stages)
         # Triton launches on the current device, whatever the tensors say.
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-            self.kernel[(self.grid,)](
+            return self.kernel[(self.grid,)](
                 **self.arguments, **self.config.tiles, **options, enable_fp_fusion=FP_FUSION
             )
 
@@ -62,6 +76,13 @@ TABLE: Table = {
         C(4, 1, BT=64, BS=64, PACK=1),
         C(4, 1, BT=64, BS=128, PACK=1),
         C(4, 1, BT=32, BS=256, PACK=1),
+    ),
+    ("attention", "short_forward", "fp16", 32, "sm_120"): (
+        C(4, 1, BT=16, BS=16, PACK=4),
+        C(4, 1, BT=32, BS=32, PACK=2),
+        C(4, 1, BT=64, BS=64, PACK=1),
+        C(4, 1, BT=64, BS=128, PACK=1),
+        C(8, 1, BT=32, BS=256, PACK=1),
     ),
     ("attention", "short_forward", "fp16", 64, "any"): (
         C(4, 1, BT=16, BS=16, PACK=4),
@@ -154,6 +175,13 @@ TABLE: Table = {
         C(8, 1, BT=32, BS=128, PACK=1),
         C(8, 1, BT=16, BS=256, PACK=1),
     ),
+    ("attention", "short_backward", "fp16", 16, "sm_120"): (
+        C(4, 1, BT=16, BS=16, PACK=2),
+        C(4, 1, BT=32, BS=32, PACK=1),
+        C(4, 1, BT=32, BS=64, PACK=1),
+        C(8, 1, BT=16, BS=128, PACK=1),
+        C(8, 1, BT=16, BS=256, PACK=1),
+    ),
     ("attention", "short_backward", "fp16", 32, "any"): (
         C(4, 1, BT=16, BS=16, PACK=2),
         C(4, 1, BT=32, BS=32, PACK=1),
@@ -172,6 +200,12 @@ TABLE: Table = {
         C(4, 1, BT=16, BS=32, PACK=1),
         C(4, 1, BT=32, BS=64, PACK=1),
         C(8, 1, BT=32, BS=128, PACK=1),
+    ),
+    ("attention", "short_backward", "fp16", 64, "sm_120"): (
+        C(4, 1, BT=16, BS=16, PACK=2),
+        C(4, 1, BT=32, BS=32, PACK=1),
+        C(4, 1, BT=16, BS=64, PACK=1),
+        C(8, 1, BT=16, BS=128, PACK=1),
     ),
     ("attention", "short_backward", "fp16", 128, "any"): (
         C(4, 1, BT=16, BS=16, PACK=1),
@@ -194,6 +228,12 @@ TABLE: Table = {
         C(4, 1, BT=32, BS=32, PACK=1),
         C(4, 1, BT=32, BS=64, PACK=1),
         C(4, 1, BT=32, BS=128, PACK=1),
+    ),
+    ("attention", "short_backward", "tf32", 16, "sm_120"): (
+        C(4, 1, BT=16, BS=16, PACK=2),
+        C(4, 1, BT=32, BS=32, PACK=1),
+        C(8, 1, BT=32, BS=64, PACK=1),
+        C(8, 1, BT=16, BS=128, PACK=1),
     ),
     ("attention", "short_backward", "tf32", 32, "any"): (
         C(4, 1, BT=16, BS=16, PACK=2),
@@ -232,6 +272,16 @@ TABLE: Table = {
         C(4, 1, BT=32, BS=32, PACK=1),
         C(8, 1, BT=32, BS=64, PACK=1),
     ),
+    ("attention", "short_backward", "fp32", 16, "sm_89"): (
+        C(4, 1, BT=16, BS=16, PACK=1),
+        C(4, 1, BT=32, BS=32, PACK=1),
+        C(8, 1, BT=32, BS=64, PACK=1),
+    ),
+    ("attention", "short_backward", "fp32", 16, "sm_120"): (
+        C(4, 1, BT=16, BS=16, PACK=1),
+        C(4, 1, BT=32, BS=32, PACK=1),
+        C(8, 1, BT=32, BS=64, PACK=1),
+    ),
     ("attention", "short_backward", "fp32", 32, "any"): (
         C(2, 1, BT=16, BS=16, PACK=1),
         C(8, 1, BT=32, BS=32, PACK=1),
@@ -241,6 +291,7 @@ TABLE: Table = {
         C(8, 1, BT=16, BS=32, PACK=1),
         C(16, 1, BT=16, BS=64, PACK=1),
     ),
+    ("attention", "short_backward", "fp32", 64, "sm_86"): (),
     ("attention", "short_backward", "fp32", 64, "sm_100"): (C(8, 1, BT=16, BS=32, PACK=1),),
     ("attention", "short_backward", "fp32", 128, "any"): (),
     ("attention", "stream_forward", "fp16", 16, "any"): (C(4, 2, BT=64, BS=64),),
@@ -281,10 +332,13 @@ TABLE: Table = {
     ("attention", "stream_offset", "fp32", 128, "any"): (C(4, 1, BT=16, BS=32),),
     ("attention", "stream_keys", "fp16", 16, "any"): (C(4, 2, BT=32, BS=64),),
     ("attention", "stream_keys", "fp16", 32, "any"): (C(4, 2, BT=32, BS=64),),
+    ("attention", "stream_keys", "fp16", 32, "sm_120"): (C(4, 2, BT=32, BS=32),),
     ("attention", "stream_keys", "fp16", 64, "any"): (C(4, 2, BT=32, BS=32),),
     ("attention", "stream_keys", "fp16", 128, "any"): (C(8, 2, BT=32, BS=32),),
     ("attention", "stream_keys", "tf32", 16, "any"): (C(4, 1, BT=32, BS=64),),
     ("attention", "stream_keys", "tf32", 32, "any"): (C(4, 1, BT=32, BS=64),),
+    ("attention", "stream_keys", "tf32", 32, "sm_89"): (C(4, 1, BT=32, BS=32),),
+    ("attention", "stream_keys", "tf32", 32, "sm_120"): (C(4, 1, BT=32, BS=32),),
     ("attention", "stream_keys", "tf32", 64, "any"): (C(4, 1, BT=32, BS=32),),
     ("attention", "stream_keys", "tf32", 128, "any"): (C(8, 1, BT=32, BS=32),),
     ("attention", "stream_keys", "fp32", 16, "any"): (C(4, 1, BT=32, BS=32),),
@@ -294,6 +348,7 @@ TABLE: Table = {
     ("attention", "stream_queries", "fp16", 16, "any"): (C(4, 2, BT=64, BS=32),),
     ("attention", "stream_queries", "fp16", 32, "any"): (C(4, 2, BT=64, BS=32),),
     ("attention", "stream_queries", "fp16", 64, "any"): (C(4, 2, BT=64, BS=32),),
+    ("attention", "stream_queries", "fp16", 64, "sm_120"): (C(4, 2, BT=32, BS=32),),
     ("attention", "stream_queries", "fp16", 128, "any"): (C(4, 2, BT=32, BS=32),),
     ("attention", "stream_queries", "tf32", 16, "any"): (C(4, 1, BT=64, BS=32),),
     ("attention", "stream_queries", "tf32", 32, "any"): (C(4, 1, BT=64, BS=32),),
@@ -303,7 +358,7 @@ TABLE: Table = {
     ("attention", "stream_queries", "fp32", 32, "any"): (C(4, 1, BT=32, BS=32),),
     ("attention", "stream_queries", "fp32", 64, "any"): (C(4, 1, BT=32, BS=32),),
     ("attention", "stream_queries", "fp32", 128, "any"): (C(8, 1, BT=16, BS=16),),
-    ("hmm_filter", "dot_backward", "fp32", 32, "any"): (C(4, 1, BB=16, BK=16),),
+    ("hmm_filter", "dot_backward", "fp32", 32, "any"): (C(8, 1, BB=16, BK=16),),
     ("hmm_filter", "dot_backward", "fp32", 64, "any"): (C(8, 1, BB=16, BK=16),),
     ("hmm_filter", "dot_backward", "fp32", 64, "sm_100"): (C(4, 1, BB=16, BK=16),),
     ("hmm_filter", "dot_backward", "fp32", 128, "any"): (C(8, 1, BB=16, BK=16),),
@@ -374,27 +429,55 @@ TABLE: Table = {
 
 def lookup(op: str, kernel: str, dtype: str, size: int, arch: str) -> tuple[Config, ...]:
     """The configs of a kernel, smallest tile first. A KeyError names an entry that is missing."""
+    arch, _, device = arch.partition(":")
     # Attention in fp64 is interpreted only.
     served = {"bf16": "fp16", "fp64": "fp32"}.get(dtype, dtype)
+    places = (arch, SERVED_AS.get(arch), "any") if arch in ARCHITECTURES else ()
     for name in (dtype, served):
-        for key in ((op, kernel, name, size, arch), (op, kernel, name, size, "any")):
-            if arch in ARCHITECTURES and key in TABLE:
-                return TABLE[key]
+        if device and (found := tuned.table(device).get((op, kernel, name, size))) is not None:
+            return tuple(Config(*config) for config in found)
+        for place in places:
+            if (op, kernel, name, size, place) in TABLE:
+                return TABLE[op, kernel, name, size, place]
     raise KeyError(
-        f"kernels/configs.py has no entry {(op, kernel, dtype, size, arch)}; "
-        "add it there or run benchmarks/tune.py on that GPU"
+        f"kernels/configs.py has no entry {(op, kernel, dtype, size, arch)}; add one to its TABLE"
     )
 
 
+@tuned.or_device
 def architecture(device) -> str:
-    """Whose entries serve a device."""
-    import torch
+    """Whose entries serve a device: its own, or those of the nearest architecture below it.
 
+    Raises:
+        RuntimeError: there are none; the message says what is served and what to do.
+    """
     if device.type != "cuda":
         return "sm_80"  # interpreted
+    name = device_architecture(device)
+    if name.startswith("gfx"):
+        found = "gfx942" if name.startswith(("gfx94", "gfx95")) else None
+    else:
+        known = (arch for arch in ARCHITECTURES if arch.startswith("sm_"))
+        below = [arch for arch in known if _number(arch) <= _number(name)]
+        found = max(below, key=_number, default=None)
+    if found is None:
+        # sm_75 compiles, but attention spills there and multiplies without tensor cores.
+        raise RuntimeError(
+            f"{device} is {name}, and the Triton kernels serve sm_80 and later, gfx94x and gfx95x; "
+            "pass backend='torch' or set BWT_BACKEND=torch"
+        )
+    return found
+
+
+def device_architecture(device) -> str:
+    """What a GPU is, as compilers call it."""
+    import torch
+
     if torch.version.hip:
         return torch.cuda.get_device_properties(device).gcnArchName.partition(":")[0]
     major, minor = torch.cuda.get_device_capability(device)
-    if (major == 8 and minor > 0) or major == 12:
-        return "sm_86"  # tensor cores of Ampere, but only 99 KB of shared memory
-    return {8: "sm_80", 9: "sm_90", 10: "sm_100"}.get(major, f"sm_{major}{minor}")
+    return f"sm_{major}{minor}"
+
+
+def _number(arch: str) -> int:
+    return int(arch.removeprefix("sm_"))

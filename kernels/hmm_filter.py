@@ -9,7 +9,8 @@
 Layouts: observations [B, T] (-1 is missing, its factor 1), initial [S] or [B, S], transition [S, S]
 or [B, S, S] (row = from-state), emission [S, V] or [B, S, V], lengths [B] or None; filtered,
 predicted [B, T, S], log_likelihood [B]. After an impossible observation (c_t = 0) filtered and
-later predicted are 0, log_likelihood is -inf and the sequence has no gradient.
+later predicted are 0, log_likelihood is -inf and the sequence has no gradient. Sequences whose
+probabilities leave the range of floats are done again (hmm_filter_exact), without asking the host.
 
 Three ways lead there, all of them without atomics, so that equal calls have equal results:
     rows    a program holds few sequences and their matrices in registers; T steps of S^2
@@ -23,66 +24,31 @@ Three ways lead there, all of them without atomics, so that equal calls have equ
             likewise, with S + 1 rows for each piece in (1), as the adjoint is an affine map.
 """
 
-import math
 from typing import NamedTuple
 
 import torch
 import triton
 
+from . import results
 from .configs import Config, Launch, architecture, lookup
 from .hmm_filter_backward import hmm_filter_backward_kernel, hmm_filter_ends_kernel
+from .hmm_filter_exact import hmm_filter_exact_kernel
 from .hmm_filter_forward import hmm_filter_forward_kernel, hmm_filter_starts_kernel
+from .hmm_filter_plan import SMALL_STATES, Plan, plan
 
 OP = "hmm_filter"
-PATHS = ("rows", "dot", "chunks")
-MAX_STATES = 128
-SMALL_STATES = 16
 SUMMED_SYMBOLS = 32  # up to here gradients of emission are summed in registers
-DOT_SEQUENCES = 2048  # fewer do not fill a GPU 16 at a time
-CHUNKED_STEPS = 2048
-CHUNKED_ROWS = 16384  # pieces times states that run side by side
+SMALL = {torch.float32: 2.0**-40, torch.float64: 2.0**-400}  # as in hmm_filter_steps
 MODES = {torch.float32: "fp32", torch.float64: "fp64"}
-
-
-class Plan(NamedTuple):
-    path: str
-    chunk: int  # steps of a piece
-    chunks: int  # pieces of a sequence
-
-
-def plan(B: int, T: int, S: int, own_transition: bool, path: str | None = None) -> Plan:
-    """Which way a call goes; `path` insists on one."""
-    if S > MAX_STATES:
-        raise ValueError(f"hmm_filter: {S} states are more than {MAX_STATES}")
-    chunks = math.isqrt(2 * T)
-    if path is None:
-        if S <= SMALL_STATES and T >= CHUNKED_STEPS and B * chunks * S <= CHUNKED_ROWS:
-            path = "chunks"
-        elif S > SMALL_STATES and not own_transition and B >= DOT_SEQUENCES:
-            path = "dot"
-        else:
-            path = "rows"
-    if path == "dot" and (own_transition or S <= SMALL_STATES):
-        raise ValueError(f"hmm_filter: path dot needs a shared transition of > {SMALL_STATES} rows")
-    if path == "chunks" and S > SMALL_STATES:
-        raise ValueError(f"hmm_filter: path chunks takes up to {SMALL_STATES} states, got {S}")
-    if path not in PATHS:
-        raise ValueError(f"hmm_filter: path {path!r} is not one of {PATHS}")
-    if path != "chunks":
-        return Plan(path, T, 1)
-    chunk = triton.cdiv(T, chunks)
-    return Plan(path, chunk, triton.cdiv(T, chunk))
 
 
 def hmm_filter_forward(observations, initial, transition, emission, lengths=None, *, path=None):
     """(filtered, predicted, log_likelihood), in the dtype of emission."""
     model = Model.of(observations, initial, transition, emission, lengths, path)
-    B, T, S = *observations.shape, emission.shape[-2]
-    filtered = emission.new_empty((B, T, S))
-    predicted = torch.empty_like(filtered)
-    if B == 0 or T == 0:
-        return filtered, predicted, emission.new_zeros((B,))
-    parts = emission.new_empty((B, model.plan.chunks), dtype=torch.float64)
+    filtered, predicted, log_likelihood = results.hmm_filter(observations, initial)
+    if observations.numel() == 0:
+        return filtered, predicted, log_likelihood.zero_()
+    parts = emission.new_empty((len(observations), model.plan.chunks), dtype=torch.float64)
     for launch in model.forward_launches(filtered, predicted, parts, architecture(emission.device)):
         launch.run(emission.device)
     return filtered, predicted, parts.sum(1).to(emission.dtype)
@@ -102,20 +68,33 @@ def hmm_filter_backward(
     log_likelihood,
     *,
     path=None,
+    exact=None,
 ):
     """(grad_initial, grad_transition, grad_emission), summed over the batch where parameters are
-    shared. Incoming gradients may be None."""
+    shared. Incoming gradients may be None.
+
+    exact(marks [B]) gives the same for sequences that turn out to be delicate, which are then left
+    out here; to see whether there are any, the host waits. Without it they are not looked for.
+    """
     incoming = (grad_filtered, grad_predicted, grad_log_likelihood)
     if observations.numel() == 0 or all(x is None for x in incoming):
-        return tuple(torch.zeros_like(x) for x in (initial, transition, emission))
+        return tuple(x.zero_() for x in results.dense(initial, transition, emission))
     model = Model.of(observations, initial, transition, emission, lengths, path)
     saved = tuple(x.contiguous() for x in (filtered, predicted, log_likelihood))
     incoming = tuple(x if x is None else x.to(emission.dtype).contiguous() for x in incoming)
-    arch = architecture(emission.device)
-    sums = model.empty_sums(arch)
-    for launch in model.backward_launches(incoming, saved, sums, arch):
-        launch.run(emission.device)
-    return model.gradients(saved[0], sums)
+    gradients, delicate = model.run_backward(incoming, saved)
+    if exact is None:
+        return gradients
+    small = (transition > 0) & (transition < SMALL[emission.dtype])
+    delicate = (delicate > 0) | (small.flatten(-2).any(-1) & (log_likelihood > -torch.inf))
+    if not delicate.any():
+        return gradients
+    whole = model.observations.new_full(delicate.shape, model.sizes[1])
+    lengths = torch.where(delicate, 0, whole if lengths is None else lengths)
+    gradients, _ = model._replace(lengths=lengths).run_backward(incoming, saved)
+    most = torch.finfo(emission.dtype).max
+    pairs = zip(gradients, exact(delicate), strict=True)
+    return tuple((one + two).clamp(-most, most) for one, two in pairs)
 
 
 class Sums(NamedTuple):
@@ -177,8 +156,13 @@ class Model(NamedTuple):
             "SP": self.padded,
         }
 
+    def new_marks(self):
+        """[B] int32: sequences that turn out to be delicate will be set."""
+        return self.emission.new_zeros(self.sizes[:1], dtype=torch.int32)
+
     def forward_launches(self, filtered, predicted, parts, arch) -> list[Launch]:
         """What hmm_filter_forward runs; parts [B, chunks] are log-likelihoods of pieces."""
+        delicate = self.new_marks()
         B, _, S, _ = self.sizes
         chunks = self.plan.chunks
         config = self.config("forward", arch)
@@ -192,18 +176,40 @@ class Model(NamedTuple):
             arguments |= {"filtered": None, "predicted": None, "final": final}
             arguments |= {"log_likelihood": logs, "rows": B * chunks * S}
             grid = triton.cdiv(B * chunks * S, config.tiles["BB"])
+            arguments |= {"delicate": delicate}
             launches.append(Launch(hmm_filter_forward_kernel, grid, arguments, config))
             scan = {"initial": initial, "initial_stride": stride, "chunks": chunks}
             scan |= {"final": final, "log_likelihood": logs, "starts": starts}
-            scan |= {"S": S, "SP": self.padded}
+            scan |= {"delicate": delicate, "S": S, "SP": self.padded}
             one = self.config("starts", arch)
             launches.append(Launch(hmm_filter_starts_kernel, B, scan, one))
             initial, stride = starts, S
         arguments = self.common() | {"initial": initial, "initial_stride": stride, "BASIS": False}
         arguments |= {"filtered": filtered, "predicted": predicted, "final": None}
-        arguments |= {"log_likelihood": parts, "rows": B * chunks}
+        arguments |= {"log_likelihood": parts, "rows": B * chunks, "delicate": delicate}
         grid = triton.cdiv(B * chunks, config.tiles["BB"])
-        return [*launches, Launch(hmm_filter_forward_kernel, grid, arguments, config)]
+        launches.append(Launch(hmm_filter_forward_kernel, grid, arguments, config))
+        return [*launches, self._exact(filtered, predicted, parts, delicate)]
+
+    def _exact(self, filtered, predicted, parts, delicate) -> Launch:
+        """What is delicate, again; the others take next to no time."""
+        S = self.sizes[2]
+        dropped = ("chunk", "DOT")
+        arguments = {name: x for name, x in self.common().items() if name not in dropped}
+        arguments |= {"initial": self.initial, "initial_stride": S * (self.initial.ndim - 1)}
+        arguments |= {"filtered": filtered, "predicted": predicted, "log_likelihood": parts}
+        arguments |= {"delicate": delicate}
+        config = Config({"BK": min(16, self.padded)}, max(1, self.padded // 32), 1)
+        return Launch(hmm_filter_exact_kernel, self.sizes[0], arguments, config)
+
+    def run_backward(self, incoming, saved):
+        """The gradients, and marks of sequences that turned out to be delicate."""
+        device = self.emission.device
+        arch, delicate = architecture(device), self.new_marks()
+        sums = self.empty_sums(arch)
+        for launch in self.backward_launches(incoming, saved, sums, delicate, arch):
+            launch.run(device)
+        return self.gradients(saved[0], sums), delicate
 
     def empty_sums(self, arch) -> Sums:
         B, T, S, V = self.sizes
@@ -220,7 +226,7 @@ class Model(NamedTuple):
             new((rows if own_emission else programs, S, V)) if summed else None,
         )
 
-    def backward_launches(self, incoming, saved, sums: Sums, arch) -> list[Launch]:
+    def backward_launches(self, incoming, saved, sums: Sums, delicate, arch) -> list[Launch]:
         """What hmm_filter_backward runs."""
         B, _, S, V = self.sizes
         chunks = self.plan.chunks
@@ -230,7 +236,7 @@ class Model(NamedTuple):
         for name, gradient in zip(names, incoming, strict=True):
             common |= {f"grad_{name}": gradient, f"HAS_GRAD_{name.upper()}": gradient is not None}
         common |= {"OWN_TRANSITION": self.transition.ndim == 3}
-        common |= {"OWN_EMISSION": self.emission.ndim == 3}
+        common |= {"OWN_EMISSION": self.emission.ndim == 3, "delicate": delicate}
         ends, launches = None, []
         if self.plan.path == "chunks":
             maps = self.emission.new_empty((B, chunks, S + 1, S))
@@ -287,7 +293,7 @@ class Model(NamedTuple):
         # Unlike index_add, this sorts on a GPU and has no atomics.
         table.index_put_((symbols.flatten(),), weights.view(-1, S), accumulate=True)
         table = table.view(count, V + 1, S)[:, :V].mT
-        return table.reshape(self.emission.shape)
+        return table.contiguous().view(self.emission.shape)
 
 
 def _sum(x, dim):
@@ -337,7 +343,8 @@ def example_launches(
     launches = model.forward_launches(saved[0], saved[1], parts, arch)
     names = ("filtered", "predicted", "log_likelihood")
     gradients = [x if n in incoming else None for n, x in zip(names, saved, strict=True)]
-    launches += model.backward_launches(gradients, saved, model.empty_sums(arch), arch)
+    sums, marks = model.empty_sums(arch), model.new_marks()
+    launches += model.backward_launches(gradients, saved, sums, marks, arch)
     return {label(launch): launch for launch in launches}
 
 

@@ -5,11 +5,13 @@ import triton.language as tl
 
 from .hmm_filter_steps import (
     emission_column,
+    floor_of,
+    largest_of,
     lift_of,
     load_transition,
+    positive_below,
     row_places,
     times_shared,
-    tiny_of,
 )
 
 
@@ -31,6 +33,7 @@ def hmm_filter_backward_kernel(
     weights,
     grad_transition,
     grad_emission,
+    delicate,
     rows,
     T,
     V,
@@ -65,6 +68,7 @@ def hmm_filter_backward_kernel(
             stored as weights [B, T, S].
     With BASIS there are S + 1 rows for each stretch: what leads from state i of incoming to
     outgoing without any gradients, and last, what the gradients lead to; only outgoing is stored.
+    delicate [B] is set for sequences whose results are not to be used (hmm_filter_steps).
     """
     o_row = tl.program_id(0).to(tl.int64) * BB + tl.arange(0, BB)
     m_row = o_row < rows
@@ -96,6 +100,8 @@ def hmm_filter_backward_kernel(
         b_gl = tl.load(grad_log_likelihood + o_b, mask=m_row & m_given, other=0.0)
     if not DOT:
         b_matrix = load_transition(transition, o_b, m_row, transition_stride, True, S, SP)
+    b_delicate = tl.zeros((BB,), dtype=tl.int1)
+    b_low = tl.zeros((BB, SP), dtype=tl.int32)  # as flags, it would not fit into predicates
     if SUM_TRANSITION:
         b_ga = tl.zeros((SP, BB, SP), dtype=DTYPE)  # to-state, row, from-state
     if SUM_EMISSION:
@@ -112,8 +118,13 @@ def hmm_filter_backward_kernel(
         o_out = ((o_b * T + first + t) * S)[:, None] + o_s[None, :]
         b_f = tl.load(filtered + o_out, mask=m_read, other=0.0)
         b_p = tl.load(predicted + o_out, mask=m_read, other=0.0)
-        b_c = tl.sum(b_p * b_e, axis=1)
-        m_now = m_now & ~(b_c < tiny_of(emission))
+        b_u = b_p * b_e
+        b_c = tl.sum(b_u, axis=1)
+        b_delicate = b_delicate | (m_now & (b_c < 1.0))
+        b_below = positive_below(b_u, (b_c * floor_of(emission))[:, None])
+        b_below = m_now[:, None] & (b_below | positive_below(b_e, 1.0))
+        b_low = b_low | b_below.to(tl.int32)
+        m_now = m_now & ~(b_c < 1.0)
         b_c = tl.where(m_now, b_c, LIFT)
 
         if DOT:
@@ -141,6 +152,7 @@ def hmm_filter_backward_kernel(
             m_gradient = m_read & m_given[:, None]
             b_new += tl.load(grad_predicted + o_out, mask=m_gradient, other=0.0)
         b_d = tl.where(m_now[:, None], b_new, b_d)
+        b_low = b_low | (tl.abs(b_d) > largest_of(emission)).to(tl.int32)
         if not BASIS:
             m_out = (t < b_steps)[:, None] & m_s[None, :]
             if not SUM_TRANSITION:
@@ -148,6 +160,9 @@ def hmm_filter_backward_kernel(
             if not SUM_EMISSION:
                 tl.store(weights + o_out, b_w, mask=m_out)
 
+    b_delicate = b_delicate | (tl.max(b_low, axis=1) > 0)
+    m_mark = m_row & b_delicate & (b_length > 0)
+    tl.store(delicate + o_b, b_delicate.to(tl.int32), mask=m_mark)
     tl.store(outgoing + (o_row * S)[:, None] + o_s[None, :], b_d, mask=m_tile)
     i_program = tl.program_id(0).to(tl.int64)
     if SUM_TRANSITION and not BASIS:

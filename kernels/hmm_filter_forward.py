@@ -5,11 +5,12 @@ import triton.language as tl
 
 from .hmm_filter_steps import (
     emission_column,
+    floor_of,
     lift_of,
     load_transition,
+    positive_below,
     row_places,
     times_shared,
-    tiny_of,
 )
 
 LN2 = tl.constexpr(0.6931471805599453)
@@ -27,6 +28,7 @@ def hmm_filter_forward_kernel(
     filtered,
     predicted,
     log_likelihood,
+    delicate,
     final,
     rows,
     T,
@@ -48,7 +50,8 @@ def hmm_filter_forward_kernel(
 
     initial has one distribution a row (initial_stride S) or one for all (0). With BASIS there are
     S rows for each stretch, which start in state 0, 1, ..., and only what they lead to is stored:
-    final [rows, S], predicted after the last step, and log_likelihood [rows].
+    final [rows, S], predicted after the last step, and log_likelihood [rows]. delicate [B] is set
+    for sequences that might have lost something (hmm_filter_steps), and otherwise left alone.
     """
     o_row = tl.program_id(0).to(tl.int64) * BB + tl.arange(0, BB)
     m_row = o_row < rows
@@ -74,6 +77,8 @@ def hmm_filter_forward_kernel(
     b_mantissa = tl.full((BB,), 1.0, dtype=tl.float64)
     b_exponent = tl.zeros((BB,), dtype=tl.int64)
     b_impossible = tl.zeros((BB,), dtype=tl.int1)
+    b_delicate = tl.zeros((BB,), dtype=tl.int1)
+    b_low = tl.zeros((BB, SP), dtype=tl.int32)  # as flags, it would not fit into predicates
     for t in range(0, chunk):
         m_now = t < b_length
         b_y, b_e = emission_column(
@@ -81,7 +86,11 @@ def hmm_filter_forward_kernel(
         )
         b_u = b_p * b_e
         b_c = tl.sum(b_u, axis=1)
-        m_impossible = b_c < tiny_of(emission)  # NaN is not, and is passed on
+        m_impossible = b_c < 1.0  # NaN is not, and is passed on
+        b_delicate = b_delicate | (m_now & m_impossible & (b_c > 0.0))
+        b_below = positive_below(b_u, (b_c * floor_of(emission))[:, None])
+        b_below = m_now[:, None] & (b_below | positive_below(b_e, 1.0))
+        b_low = b_low | b_below.to(tl.int32)
         m_kept = m_now & ~m_impossible
         b_c = tl.where(m_kept, b_c, LIFT)
         b_f = tl.where(m_kept[:, None], b_u / b_c[:, None], 0.0)
@@ -107,6 +116,8 @@ def hmm_filter_forward_kernel(
     b_log += 0.0 * tl.sum(b_p, axis=1).to(tl.float64)
     b_log = tl.where(b_impossible, float("-inf"), b_log)
     tl.store(log_likelihood + o_row, b_log.to(log_likelihood.dtype.element_ty), mask=m_row)
+    b_delicate = b_delicate | (tl.max(b_low, axis=1) > 0)
+    tl.store(delicate + o_b, b_delicate.to(tl.int32), mask=m_row & b_delicate)
     if BASIS:
         tl.store(final + (o_row * S)[:, None] + o_s[None, :], b_p, mask=m_tile)
 
@@ -117,6 +128,7 @@ def hmm_filter_starts_kernel(
     final,
     log_likelihood,
     starts,
+    delicate,
     chunks,
     initial_stride,
     S: tl.constexpr,
@@ -125,12 +137,14 @@ def hmm_filter_starts_kernel(
     """predicted at the first step of each piece of a sequence: starts [B, chunks, S].
 
     Row i of final [B, chunks, S, S] is where state i leads to with the likelihood that is given;
-    a distribution of states leads to their mean, with weights p_i e^{log_likelihood_i}.
+    a distribution of states leads to their mean, with weights p_i e^{log_likelihood_i}. A weight
+    that is all but 0 makes the sequence delicate.
     """
     i_b = tl.program_id(0).to(tl.int64)
     o_s = tl.arange(0, SP)
     m_s = o_s < S
     b_p = tl.load(initial + i_b * initial_stride + o_s, mask=m_s, other=0.0)
+    b_low = tl.zeros((SP,), dtype=tl.int1)
     for i_chunk in range(0, chunks):
         i_piece = i_b * chunks + i_chunk
         tl.store(starts + i_piece * S + o_s, b_p, mask=m_s)
@@ -139,7 +153,11 @@ def hmm_filter_starts_kernel(
         b_final = tl.load(final + o_final, mask=m_s[:, None] & m_s[None, :], other=0.0)
         b_w = tl.log(b_p.to(tl.float64)) + b_log
         b_peak = tl.max(b_w, axis=0)
+        m_weighed = b_w > float("-inf")
         b_w = tl.exp(b_w - tl.where(b_peak == float("-inf"), 0.0, b_peak))
+        b_low = b_low | (m_weighed & (b_w < floor_of(starts)))
         b_sum = tl.sum(b_w, axis=0)
         b_w = (b_w / tl.where(b_sum == 0.0, 1.0, b_sum)).to(b_final.dtype)
         b_p = tl.sum(b_w[:, None] * b_final, axis=0)
+    b_found = tl.max(b_low.to(tl.int32), axis=0)
+    tl.store(delicate + i_b, b_found, mask=b_found > 0)

@@ -5,7 +5,15 @@ A row of a tile is a stretch of one sequence: the whole of it, or, if sequences 
 
 Probabilities of a step may be as small as the product of two small numbers. Emissions are
 therefore lifted by a power of two, so that c keeps its precision well below the smallest normal
-number; what is smaller still counts as impossible.
+number.
+
+Nothing may be lost, as a state that all but dies out is what is left if the others turn out to be
+impossible. A sequence is delicate, and done again with an exponent for each state, if c is above 0
+and below 1 (lifted), or if an entry above 0 of transition is below SMALL, of the lifted emission
+below 1, of filtered below FLOOR, or an adjoint larger than LARGEST. In all others, filtered *
+transition >= FLOOR * SMALL and that times the lifted emission are normal numbers or structural
+zeros: nothing was lost, and c = 0 is impossible. The kernels of the recursion look at all but the
+matrix, which hmm_filter_exact and the launcher of gradients look at.
 """
 
 import triton
@@ -13,8 +21,12 @@ import triton.language as tl
 
 LIFT_32 = tl.constexpr(2.0**100)
 LIFT_64 = tl.constexpr(2.0**996)
-TINY_32 = tl.constexpr(2.0**-126)  # smallest normal numbers
-TINY_64 = tl.constexpr(2.0**-1022)
+SMALL_32 = tl.constexpr(2.0**-40)
+SMALL_64 = tl.constexpr(2.0**-400)
+FLOOR_32 = tl.constexpr(2.0**-80)
+FLOOR_64 = tl.constexpr(2.0**-600)
+LARGEST_32 = tl.constexpr(2.0**100)
+LARGEST_64 = tl.constexpr(2.0**900)
 
 
 @triton.jit
@@ -26,11 +38,45 @@ def lift_of(pointer):
 
 
 @triton.jit
-def tiny_of(pointer):
+def small_of(pointer):
     if pointer.dtype.element_ty == tl.float64:
-        return TINY_64
+        return SMALL_64
     else:
-        return TINY_32
+        return SMALL_32
+
+
+@triton.jit
+def floor_of(pointer):
+    if pointer.dtype.element_ty == tl.float64:
+        return FLOOR_64
+    else:
+        return FLOOR_32
+
+
+@triton.jit
+def largest_of(pointer):
+    if pointer.dtype.element_ty == tl.float64:
+        return LARGEST_64
+    else:
+        return LARGEST_32
+
+
+@triton.jit
+def positive_below(b_x, limit):
+    return (b_x > 0.0) & (b_x < limit)
+
+
+@triton.jit
+def has_small(transition, S: tl.constexpr, SP: tl.constexpr, BK: tl.constexpr):
+    """Whether a matrix has positive entries below SMALL, BK of its rows at a time."""
+    o_s = tl.arange(0, SP)
+    b_found = tl.zeros((BK, SP), dtype=tl.int1)
+    for i_piece in range(0, SP // BK):
+        o_k = i_piece * BK + tl.arange(0, BK)
+        m_tile = (o_k < S)[:, None] & (o_s < S)[None, :]
+        b_tile = tl.load(transition + o_k[:, None] * S + o_s[None, :], mask=m_tile, other=0.0)
+        b_found = b_found | positive_below(b_tile, small_of(transition))
+    return tl.max(tl.max(b_found.to(tl.int32), axis=1), axis=0)
 
 
 @triton.jit

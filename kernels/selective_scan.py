@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 import triton
 
+from . import results
 from .configs import Config, Launch, architecture, lookup
 from .selective_scan_kernels import selective_scan_backward_kernel, selective_scan_forward_kernel
 
@@ -96,9 +97,7 @@ class Scan(NamedTuple):
 def selective_scan_forward(u, delta, A, B, C, D, *, softplus, every):
     """y, and the states after every so many steps (0: none)."""
     scan = Scan.of(u, delta, A, B, C, D, softplus=softplus)
-    batch, steps, channels, N = scan.sizes
-    y = torch.empty_like(scan.u)
-    states = u.new_empty((batch, steps // every if every else 0, N, channels))
+    y, states = results.selective_scan(u, A, every)
     if u.numel() > 0:
         scan.forward_launch(y, states, every, architecture(u.device)).run(u.device)
     return y, states
@@ -109,7 +108,7 @@ def selective_scan_backward(grad_y, u, delta, A, B, C, D, states, *, softplus, e
     if every != CHUNK:
         raise ValueError(f"{OP}: states must be saved every {CHUNK} steps, got {every}")
     if u.numel() == 0:
-        return *(torch.zeros_like(x) for x in (u, delta, A, B, C)), A.new_zeros(A.shape[:1])
+        return tuple(x.zero_() for x in results.dense(u, delta, A, B, C, A[:, 0]))
     scan, arch = Scan.of(u, delta, A, B, C, D, softplus=softplus), architecture(u.device)
     gradients = scan.empty_gradients(arch)
     launch = scan.backward_launch(grad_y.contiguous(), states.contiguous(), gradients, arch)

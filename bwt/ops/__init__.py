@@ -1,4 +1,8 @@
-"""The public ops: argument checks, choice of backend, autograd."""
+"""The public ops: argument checks, choice of backend, autograd.
+
+A process forked after a parallel call hangs in its own first one, as with plain torch: take spawn,
+forkserver or a DataLoader.
+"""
 
 from bwt.ops.attention import attention
 from bwt.ops.bijection_posterior import bijection_posterior

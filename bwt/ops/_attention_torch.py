@@ -1,24 +1,133 @@
 """attention in eager torch: what one would write without a kernel, and the baseline of the
-benchmarks. Autograd comes by itself."""
+benchmarks. Autograd comes by itself, but for products with what is hidden."""
 
 import math
 
 import torch
 from torch import Tensor
 
+# Rows of a product against what they sum over: queries over keys, or keys over queries.
+BY_QUERY, BY_KEY = "queries over keys", "keys over queries"
+OTHER = {None: None, BY_QUERY: BY_KEY, BY_KEY: BY_QUERY}
+
 
 def attention_torch(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float):
     """Returns out, lse, weights, entropy; those not asked for cost a view at most."""
-    scores = (q * scale) @ k.transpose(-1, -2)
-    if causal:
-        queries, keys = scores.shape[-2:]
-        hidden = torch.ones(queries, keys, dtype=torch.bool, device=q.device)
-        scores = scores.masked_fill(hidden.triu(keys - queries + 1), -math.inf)
-    weights = scores.softmax(-1)
-    return weights @ v, scores.logsumexp(-1), weights, entropy_bits(weights)
+    stairs = BY_QUERY if causal else None
+    # torch.compile traces no functions with derivatives of forward mode.
+    compiling = torch.compiler.is_compiling()
+    seen_scores = _seen_scores if compiling else SeenScores.apply
+    seen_product = _seen_product if compiling else SeenProduct.apply
+    scores = seen_scores(q * scale, k, stairs, -math.inf)
+    blind = _is_blind(scores)
+    scores = scores.masked_fill(blind, 0.0)
+    # Also of what is hidden in a row with NaN.
+    unseen = blind | _hidden(scores.shape, stairs, q.device) if causal else blind
+    weights = scores.softmax(-1).masked_fill(unseen, 0.0)
+    out = seen_product(weights, v, stairs).masked_fill(blind, 0.0)
+    lse = scores.logsumexp(-1).masked_fill(blind[..., 0], -math.inf)
+    return out, lse, weights, entropy_bits(weights)
 
 
 def entropy_bits(weights: Tensor) -> Tensor:
     # A weight that underflowed to zero would have gradient -inf * 0.
     positive = torch.where(weights > 0, weights, 1.0)
     return -(weights * positive.log2()).sum(-1)
+
+
+def _seen_scores(left, right, stairs, other):
+    """left right^T, and `other` where a query does not see a key."""
+    scores = left @ right.mT
+    return scores if stairs is None else _fill_hidden(scores, stairs, other)
+
+
+def _seen_product(left, right, stairs):
+    """left right, where left is 0 at what is hidden: even if that is not finite, for which 0 will
+    not do as a factor."""
+    if stairs is None:
+        return left @ right
+    return left @ right.nan_to_num(0.0, 0.0, 0.0) + _spoilt(right, left.shape[-2], stairs)
+
+
+class SeenScores(torch.autograd.Function):
+    """Gradients come from what is seen, and none from a row of -inf."""
+
+    generate_vmap_rule = True
+    forward = staticmethod(_seen_scores)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        *tensors, ctx.stairs, _ = inputs
+        ctx.save_for_backward(*tensors, output)
+        ctx.save_for_forward(*tensors)
+
+    @staticmethod
+    def backward(ctx, grad):
+        left, right, scores = ctx.saved_tensors
+        blind = _is_blind(scores)
+        grad = grad if ctx.stairs is None else _fill_hidden(grad, ctx.stairs, 0.0)
+        grad_left = SeenProduct.apply(grad, right, ctx.stairs).masked_fill(blind, 0.0)
+        grad_right = SeenProduct.apply(grad.mT, left.masked_fill(blind, 0.0), OTHER[ctx.stairs])
+        return grad_left, grad_right, None, None
+
+    @staticmethod
+    def jvp(ctx, left_tangent, right_tangent, *_):
+        left, right = ctx.saved_tensors
+        return SeenScores.apply(left_tangent, right, ctx.stairs, 0.0) + SeenScores.apply(
+            left, right_tangent, ctx.stairs, 0.0
+        )
+
+
+class SeenProduct(torch.autograd.Function):
+    """Gradients come from what is seen."""
+
+    generate_vmap_rule = True
+    forward = staticmethod(_seen_product)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        *tensors, ctx.stairs = inputs
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
+
+    @staticmethod
+    def backward(ctx, grad):
+        left, right = ctx.saved_tensors
+        return (
+            SeenScores.apply(grad, right, ctx.stairs, 0.0),
+            SeenProduct.apply(left.mT, grad, OTHER[ctx.stairs]),
+            None,
+        )
+
+    @staticmethod
+    def jvp(ctx, left_tangent, right_tangent, _):
+        left, right = ctx.saved_tensors
+        return SeenProduct.apply(left_tangent, right, ctx.stairs) + SeenProduct.apply(
+            left, right_tangent, ctx.stairs
+        )
+
+
+def _is_blind(scores: Tensor) -> Tensor:
+    """Rows that see no score but -inf, [..., T, 1]."""
+    return scores.amax(-1, keepdim=True) == -math.inf
+
+
+def _hidden(shape: torch.Size, stairs: str, device: torch.device) -> Tensor:
+    rows, columns = shape[-2:]
+    queries, keys = (rows, columns) if stairs == BY_QUERY else (columns, rows)
+    hidden = torch.ones(queries, keys, dtype=torch.bool, device=device).triu(keys - queries + 1)
+    return hidden if stairs == BY_QUERY else hidden.mT
+
+
+def _fill_hidden(x: Tensor, stairs: str, value: float) -> Tensor:
+    return x.masked_fill(_hidden(x.shape, stairs, x.device), value)
+
+
+def _spoilt(x: Tensor, rows: int, stairs: str) -> Tensor:
+    """[..., rows, D]: NaN where a row sees a number of x that is not finite, 0 elsewhere."""
+    zero = x.detach() * 0
+    if stairs == BY_QUERY:
+        return zero.cumsum(-2)[..., x.shape[-2] - rows :, :]
+    later = zero.flip(-2).cumsum(-2).flip(-2)
+    seen_by_all = later[..., :1, :].expand(*x.shape[:-2], rows - x.shape[-2], x.shape[-1])
+    return torch.cat((seen_by_all, later), -2)

@@ -1,10 +1,12 @@
 """bijection_posterior in eager torch: the vectorised version one would write without a kernel.
 
 It is the baseline of the benchmarks and runs on any device; autograd comes by itself. With a
-channel it needs 2^V numbers per sequence and step.
+channel it needs V * 2^V numbers per sequence and step. The gradient at a channel entry of exactly
+zero is right as long as a double holds the ratio of the likelihoods that meet in a sum.
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,9 +25,10 @@ def bijection_posterior_torch(
     if channel is None:
         posterior, entropy, log_predictive = _noiseless(keys, values, num_symbols, dtype)
     else:
-        posterior = _noisy(keys, values, num_symbols, channel)
-        entropy = torch.special.entr(posterior).sum(-1) / math.log(2)
-        log_predictive = (posterior * channel.t()[values]).sum(-1).log()
+        posterior, log_predictive = _noisy(keys, values, num_symbols, channel)
+        # An impossible value stays impossible: no gradient, where entr would say infinity.
+        surprise = -torch.where(posterior > 0, posterior, 1.0).log2()
+        entropy = (posterior * surprise).sum(-1)
     fault = range_fault.minimum(_first(log_predictive == -math.inf, 2))
     log_evidence = log_predictive.cumsum(-1)
     return posterior.to(dtype), entropy.to(dtype), log_evidence.to(dtype), fault.view(1)
@@ -63,38 +66,102 @@ def _noiseless(keys: Tensor, values: Tensor, num_symbols: int, dtype: torch.dtyp
     return posterior, log_unused / math.log(2), log_predictive
 
 
-def _noisy(keys: Tensor, values: Tensor, num_symbols: int, channel: Tensor) -> Tensor:
+class Scaled(NamedTuple):
+    """mantissa * 2^exponent: likelihoods of many observations leave the range of a double, and
+    logarithms have no gradient where a channel is zero. Exponents are constants to autograd; that
+    of a zero says how large its gradient is."""
+
+    mantissa: Tensor  # float64, 0 or 0.5 <= . < 1
+    exponent: Tensor  # int64
+
+    def at(self, *index) -> "Scaled":
+        return Scaled(self.mantissa[index], self.exponent[index])
+
+
+BELOW_ALL = -(1 << 40)  # no product of likelihoods is so small
+NEVER = -(1 << 60)
+
+
+def _scaled(x: Tensor, exponent: Tensor | int = 0) -> Scaled:
+    shift = torch.frexp(x.detach()).exponent.long()
+    return Scaled(x * _power_of_two(-shift), shift + exponent)
+
+
+def _power_of_two(exponent: Tensor) -> Tensor:
+    """Made of its bits, as torch.ldexp goes through float32; 0 below the normal numbers."""
+    return (exponent.clamp(-1023, 1023) + 1023 << 52).view(torch.float64)
+
+
+def _product(a: Scaled, b: Scaled) -> Scaled:
+    return _scaled(a.mantissa * b.mantissa, a.exponent + b.exponent)
+
+
+def _sum(x: Scaled, dim: int) -> Scaled:
+    """Aligned at the largest term that is not zero."""
+    largest = torch.where(x.mantissa == 0, NEVER, x.exponent).amax(dim, keepdim=True)
+    largest = torch.where(largest == NEVER, x.exponent.amax(dim, keepdim=True), largest)
+    aligned = x.mantissa * _power_of_two(x.exponent - largest)
+    return _scaled(aligned.sum(dim), largest.squeeze(dim))
+
+
+def _noisy(keys: Tensor, values: Tensor, num_symbols: int, channel: Tensor):
+    """The rows, and the logarithm of p(values[t] | everything before)."""
     batch, length = keys.shape
     if length == 0:
-        return channel.new_zeros((batch, 0, num_symbols))
-    observed = channel.t()[values]  # [B, K, V]
-    same = keys[:, :, None] == keys[:, None, :]
-    first = ~same.tril(-1).any(-1)  # the step is the first of its key
-    rows = []
+        return channel.new_zeros((batch, 0, num_symbols)), channel.new_zeros((batch, 0))
+    rows, log_predictive = [], []
+    symbols = torch.arange(num_symbols, device=keys.device)
+    likelihood = _scaled(channel.new_ones((batch, num_symbols, num_symbols)))  # [B, key, V]
+    seen = torch.zeros((batch, num_symbols), dtype=torch.bool, device=keys.device)
+    observed = _scaled(channel.t()).at(values)  # [B, K, V]
     for t in range(length):
-        like = torch.where(same[:, :t, :t, None], observed[:, :t, None, :], 1.0).prod(1)
-        own = torch.where(same[:, :t, t, None], observed[:, :t], 1.0).prod(1)
-        weight = _subset_weights(like, first[:, :t] & ~same[:, :t, t], num_symbols)
-        rows.append(own * _without_each(weight, num_symbols))
-    posterior = torch.stack(rows, 1)
-    return posterior / posterior.sum(-1, keepdim=True)
+        own = keys[:, t, None] == symbols
+        weight = _subset_weights(likelihood, seen & ~own, num_symbols)
+        mine = likelihood.at(torch.arange(batch, device=keys.device), keys[:, t])
+        row = _product(mine, _without_each(weight, num_symbols))
+        posterior, log_p = _normalise(row, observed.at(slice(None), t))
+        rows.append(posterior)
+        log_predictive.append(log_p)
+        likelihood = _where(
+            own[..., None], _product(likelihood, observed.at(slice(None), t, None)), likelihood
+        )
+        seen = seen | own
+    return torch.stack(rows, 1), torch.stack(log_predictive, 1)
 
 
-def _subset_weights(like: Tensor, used: Tensor, num_symbols: int) -> Tensor:
+def _where(condition: Tensor, yes: Scaled, no: Scaled) -> Scaled:
+    return Scaled(*(torch.where(condition, a, b) for a, b in zip(yes, no, strict=True)))
+
+
+def _normalise(row: Scaled, observed: Scaled) -> tuple[Tensor, Tensor]:
+    total = _sum(row, -1)
+    shown = _sum(_product(row, observed), -1)
+    # After a contradiction nothing is left: rows of zeros, evidence zero.
+    whole = torch.where(total.mantissa > 0, total.mantissa, 1.0)[..., None]
+    share = row.mantissa * _power_of_two(row.exponent - total.exponent[..., None])
+    shift = (shown.exponent - total.exponent).double() * math.log(2)
+    possible = shown.mantissa > 0
+    ratio = torch.where(possible, shown.mantissa, 1.0) / whole[..., 0]
+    return share / whole, torch.where(possible, ratio.log() + shift, -math.inf)
+
+
+def _subset_weights(likelihood: Scaled, used: Tensor, num_symbols: int) -> Scaled:
     """Summed likelihood of giving the used keys exactly the values of a subset, for each subset."""
-    subsets = torch.arange(1 << num_symbols, device=like.device)
-    weight = (subsets == 0).to(like.dtype).expand(len(like), -1)
-    for s in range(like.shape[1]):
-        grown = torch.zeros_like(weight)
-        for v in range(num_symbols):
-            smaller = weight[:, subsets & ~(1 << v)]
-            grown = grown + torch.where(subsets >> v & 1 == 1, smaller * like[:, s, v, None], 0.0)
-        grown = grown / grown.sum(-1, keepdim=True).clamp_min(torch.finfo(weight.dtype).tiny)
-        weight = torch.where(used[:, s, None], grown, weight)
+    subsets = torch.arange(1 << num_symbols, device=used.device)
+    bits = 1 << torch.arange(num_symbols, device=used.device)[:, None]
+    smaller = subsets & ~bits  # [V, 2^V]
+    contains = subsets & bits != 0
+    weight = _scaled((subsets == 0).to(likelihood.mantissa).expand(len(used), -1))
+    nothing = Scaled(weight.mantissa.new_zeros(()), subsets.new_tensor(BELOW_ALL))
+    for key in range(num_symbols):
+        parts = weight.at(slice(None), smaller)  # [B, V, 2^V]
+        parts = _where(contains, parts, nothing)
+        grown = _sum(_product(parts, likelihood.at(slice(None), key, slice(None), None)), 1)
+        weight = _where(used[:, key, None], grown, weight)
     return weight
 
 
-def _without_each(weight: Tensor, num_symbols: int) -> Tensor:
-    subsets = torch.arange(1 << num_symbols, device=weight.device)
-    lacks = subsets[:, None] >> torch.arange(num_symbols, device=weight.device) & 1 == 0
-    return weight @ lacks.to(weight.dtype)
+def _without_each(weight: Scaled, num_symbols: int) -> Scaled:
+    subsets = torch.arange(1 << num_symbols, device=weight.mantissa.device)
+    free = [_sum(weight.at(slice(None), subsets >> v & 1 == 0), 1) for v in range(num_symbols)]
+    return Scaled(*(torch.stack(parts, 1) for parts in zip(*free, strict=True)))

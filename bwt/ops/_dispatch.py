@@ -1,16 +1,16 @@
 """Which backend serves a call.
 
-`auto` takes the fast path of the tensors' device. A backend named explicitly is used or refused
-with the reason; nothing falls back to another one silently.
+`auto` takes the fast path of the tensors' device; on a GPU where that path is not built or does not
+run it takes torch and warns once. A backend named explicitly is used or refused with the reason.
 """
 
-import importlib.util
 import os
+import warnings
 from collections.abc import Callable
 
 import torch
 
-from bwt.ops import _library
+from bwt.ops import _derivatives, _library
 
 AUTO = {"cpu": ("native",), "cuda": ("triton", "cuda")}
 
@@ -34,9 +34,21 @@ def _unusable_reference(device: torch.device) -> str | None:
 def _unusable_triton(device: torch.device) -> str | None:
     if device.type != "cuda":
         return f"serves CUDA tensors, and these are on {device}"
-    if importlib.util.find_spec("triton") is None:
-        return "triton is not installed; `pip install triton`"
-    return None if torch.cuda.is_available() else "torch sees no CUDA device on this machine"
+    if not torch.cuda.is_available():
+        return "torch sees no CUDA device on this machine"
+    return _library.triton_fault or _unserved(device)
+
+
+@torch.compiler.assume_constant_result
+def _unserved(device: torch.device) -> str | None:
+    """Why the table of kernels does not serve a GPU, or None."""
+    from bwt.kernels.configs import architecture
+
+    try:
+        architecture(device)
+    except RuntimeError as error:
+        return str(error)
+    return None
 
 
 UNUSABLE: dict[str, Callable[[torch.device], str | None]] = {
@@ -51,8 +63,10 @@ UNUSABLE: dict[str, Callable[[torch.device], str | None]] = {
 BACKENDS: dict[str, tuple[str, ...]] = {}
 
 
-def choose(op: str, backend: str, device: torch.device) -> str:
+def choose(op: str, backend: str, device: torch.device, *, differentiable: bool = True) -> str:
     """The name of the backend that serves this call.
+
+    Where derivatives are taken that the kernels do not know, `auto` is "torch".
 
     Raises:
         ValueError: the backend does not exist for this op.
@@ -60,17 +74,39 @@ def choose(op: str, backend: str, device: torch.device) -> str:
     """
     if backend == "auto":
         backend = os.environ.get("BWT_BACKEND", "auto")
+    if differentiable and _derivatives.beyond_kernels():
+        if backend not in ("auto", "torch") and backend in BACKENDS[op]:
+            raise RuntimeError(
+                f"{op}: backend {backend!r} knows no derivatives of forward mode or torch.func; "
+                "pass backend='torch'"
+            )
+        backend = "torch" if backend == "auto" else backend
     if backend == "auto":
         return _choose_automatically(op, device)
     if backend not in BACKENDS[op]:
         known = ", ".join(("auto", *BACKENDS[op]))
         raise ValueError(f"{op}: no backend {backend!r}; choose one of {known}")
+    if backend == "reference" and _derivatives.transformed():
+        raise RuntimeError(f"{op}: backend 'reference' cannot serve torch.func; pass another one")
     if reason := UNUSABLE[backend](device):
         raise RuntimeError(f"{op}: backend {backend!r} cannot serve: {reason}")
     return backend
 
 
 def _choose_automatically(op: str, device: torch.device) -> str:
+    name, reasons = automatic(op, device)
+    if name is None:
+        kind = device.type
+        why = "; ".join(reasons) or f"no backend for tensors on {device}"
+        others = ", ".join(name for name in BACKENDS[op] if name not in AUTO.get(kind, ()))
+        raise RuntimeError(f"{op}: {why} (or pass backend= one of {others})")
+    if reasons:
+        _warn_once(op, "; ".join(reasons))
+    return name
+
+
+def automatic(op: str, device: torch.device) -> tuple[str | None, list[str]]:
+    """The backend that `auto` takes, or None, and why no faster one serves."""
     # Written for the case that the first candidate serves: small calls notice the time.
     kind, known = device.type, BACKENDS[op]
     reasons = []
@@ -78,19 +114,23 @@ def _choose_automatically(op: str, device: torch.device) -> str:
         if name in known:
             reason = UNUSABLE[name](device)
             if reason is None:
-                return name
+                return name, []
             reasons.append(f"{name}: {reason}")
-    if kind == "cuda" and not reasons:
-        return "torch"  # whose own kernel leaves nothing to gain
-    why = "; ".join(reasons) or f"no backend for tensors on {device}"
-    others = ", ".join(name for name in known if name not in AUTO.get(kind, ()))
-    raise RuntimeError(f"{op}: {why} (or pass backend= one of {others})")
+    if kind == "cuda" and (not reasons or torch.cuda.is_available()):
+        return "torch", reasons  # without reasons: its own kernel leaves nothing to gain
+    return None, reasons
 
 
-def refuse_second_derivative(op: str) -> None:
-    """To be called by a gradient formula made of what has none itself, lest terms be missing."""
-    if torch.is_grad_enabled():
-        raise RuntimeError(f"{op}: has no second derivative; pass backend='torch'")
+_warned: set[str] = set()
+
+
+@torch.compiler.assume_constant_result
+def _warn_once(op: str, reason: str) -> None:
+    """In a process, for each reason."""
+    if reason not in _warned:
+        _warned.add(reason)
+        text = f"{op}: runs in plain torch on this GPU, which is slower ({reason})"
+        warnings.warn(text, RuntimeWarning, stacklevel=5)  # where the op was called
 
 
 def status(backend: str) -> str | None:

@@ -6,18 +6,20 @@ import torch
 from torch import Tensor
 
 from bwt import reference
-from bwt.ops import _dispatch, _library
+from bwt.kernels import results
+from bwt.ops import _derivatives, _dispatch, _library
 from bwt.ops._attention_torch import attention_torch
 from bwt.reference.attention import AttentionOutput
 
 OP = "attention"
 CAPTURES = ("weights", "entropy")
 MAX_HEAD_SIZE = 256
+ALL_DTYPES = (*_library.HALVES, torch.float32, torch.float64)
 DTYPES = {
-    "native": (torch.float32, torch.float64),
-    "triton": (torch.float16, torch.bfloat16, torch.float32),
-    "torch": (torch.float16, torch.bfloat16, torch.float32, torch.float64),
-    "reference": (torch.float32, torch.float64),
+    "native": ALL_DTYPES,
+    "triton": (*_library.HALVES, torch.float32),
+    "torch": ALL_DTYPES,
+    "reference": ALL_DTYPES,
 }
 
 _dispatch.BACKENDS[OP] = ("native", "triton", "torch", "reference")
@@ -37,8 +39,16 @@ def attention(
     """softmax(scale * q k^T) v, with the weights and their entropy if asked for.
 
     Weights are the exact normalised ones: rows sum to 1, masked entries are exactly 0. Gradients
-    flow through out, lse, weights and entropy alike. Float32 products are exact on a GPU unless
-    torch.set_float32_matmul_precision allows TF32.
+    flow through out, lse, weights and entropy alike; further derivatives, and those of forward mode
+    and torch.func, take plain torch operations. Float32 products are exact on a GPU unless
+    torch.set_float32_matmul_precision allows TF32. Float16 and bfloat16 are computed in float32 on
+    a CPU; their lse and entropy are float32.
+
+    What a query does not see has no influence on it, nor it on the gradients there: a NaN or an
+    infinity of a hidden key, value or later query does not spread. One that it sees spreads within
+    its row. A query all of whose scores are -inf has weights 0, out 0, lse -inf, entropy 0 and
+    gradients 0. On a GPU, whose products take whole tiles, both hold for finite inputs only: a NaN
+    or an infinity may spread to other queries of a tile, which may be those of another head.
 
     Args:
         q: [B, H, T, D], any strides (no copy is made if the last is 1, as in a fused projection).
@@ -70,11 +80,16 @@ def attention(
     if chosen == "reference":
         out, lse, weights, entropy = _reference(q, k, v, causal, scale)
     elif chosen == "torch":
-        out, lse, weights, entropy = attention_torch(q, k, v, causal, scale)
+        compute = _differentiable if _derivatives.beyond_kernels() else attention_torch
+        out, lse, weights, entropy = compute(q, k, v, causal, scale)
     else:
+        wide = chosen == "native" and q.dtype in _library.HALVES
+        tensors = [x.float() for x in (q, k, v)] if wide else (q, k, v)
         out, lse, weights, entropy = torch.ops.bwt.attention(
-            q, k, v, causal, scale, wants_weights, wants_entropy
+            *tensors, causal, scale, wants_weights, wants_entropy
         )
+        if wide:
+            out, weights = out.to(q.dtype), weights.to(q.dtype)
     if wants_weights and weights_dtype is not None:
         weights = weights.to(weights_dtype)
     return AttentionOutput(
@@ -116,9 +131,14 @@ def _reference(q, k, v, causal, scale):
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         raise RuntimeError(f"{OP}: backend 'reference' has no gradient; detach q, k and v")
     arrays = reference.attention(
-        *(x.detach().numpy() for x in (q, k, v)), causal=causal, scale=scale, capture=CAPTURES
+        *(x.detach().double().numpy() for x in (q, k, v)),
+        causal=causal,
+        scale=scale,
+        capture=CAPTURES,
     )
-    return tuple(torch.from_numpy(array).to(q.dtype) for array in arrays)
+    out, lse, weights, entropy = (torch.from_numpy(array) for array in arrays)
+    rows = torch.float32 if q.dtype in _library.HALVES else q.dtype
+    return out.to(q.dtype), lse.to(rows), weights.to(q.dtype), entropy.to(rows)
 
 
 _library.define(
@@ -132,25 +152,9 @@ _library.define(
 )
 
 
-def _new_heads(like: Tensor) -> Tensor:
-    """As the kernels lay out [B, H, T, D]: natively as [B, T, H, D], so that merging the heads
-    costs nothing; in Triton densely."""
-    if like.device.type == "cuda":
-        return like.new_empty(like.shape)
-    batch, heads, time, size = like.shape
-    return like.new_empty((batch, time, heads, size)).transpose(1, 2)
-
-
 @torch.library.register_fake("bwt::attention")
 def _fake(q, k, v, causal, scale, weights, entropy):
-    rows = q.shape[:3]
-    row_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    return (
-        _new_heads(q),
-        q.new_empty(rows, dtype=row_dtype),
-        q.new_empty((*rows, k.shape[2]) if weights else (0,)),
-        q.new_empty(rows if entropy else (0,), dtype=row_dtype),
-    )
+    return results.attention(q, k, weights, entropy)
 
 
 @torch.library.register_fake("bwt::attention_backward")
@@ -169,7 +173,7 @@ def _fake_backward(
     causal,
     scale,
 ):
-    return _new_heads(q), _new_heads(k), _new_heads(v)
+    return tuple(results.merged_heads(x) for x in (q, k, v))
 
 
 def _setup_context(ctx, inputs, output) -> None:
@@ -180,16 +184,47 @@ def _setup_context(ctx, inputs, output) -> None:
 
 
 def _backward(ctx, grad_out, grad_lse, grad_weights, grad_entropy):
-    gradients = torch.ops.bwt.attention_backward(
-        grad_out,
-        grad_weights if ctx.weights else None,
-        grad_entropy if ctx.entropy else None,
-        grad_lse,
-        *ctx.saved_tensors,
-        ctx.causal,
-        ctx.scale,
-    )
+    grad_weights = grad_weights if ctx.weights else None
+    grad_entropy = grad_entropy if ctx.entropy else None
+    if _derivatives.graph_wanted():
+        gradients = _derivatives.gradients(
+            lambda q, k, v: _differentiable(q, k, v, ctx.causal, ctx.scale),
+            ctx.saved_tensors[:3],
+            ctx.needs_input_grad[:3],
+            (grad_out, grad_lse, grad_weights, grad_entropy),
+        )
+    else:
+        gradients = torch.ops.bwt.attention_backward(
+            grad_out,
+            grad_weights,
+            grad_entropy,
+            grad_lse,
+            *ctx.saved_tensors,
+            ctx.causal,
+            ctx.scale,
+        )
     return *gradients, None, None, None, None
+
+
+def _differentiable(q, k, v, causal, scale):
+    """Plain torch operations in the precision of the kernels."""
+    if q.dtype not in _library.HALVES:
+        return attention_torch(q, k, v, causal, scale)
+    out, lse, weights, entropy = attention_torch(q.float(), k.float(), v.float(), causal, scale)
+    return out.to(q.dtype), lse, weights.to(q.dtype), entropy
+
+
+def _vmap(info, axes, q, k, v, causal, scale, weights, entropy):
+    size = info.batch_size
+    tensors = (
+        _derivatives.folded(x, axis, size) for x, axis in zip((q, k, v), axes[:3], strict=True)
+    )
+    outputs = torch.ops.bwt.attention(*tensors, causal, scale, weights, entropy)
+    captured = (True, True, weights, entropy)
+    return tuple(
+        _derivatives.unfolded(x, size) if is_there else x
+        for x, is_there in zip(outputs, captured, strict=True)
+    ), tuple(0 if is_there else None for is_there in captured)
 
 
 def _precision() -> str:
@@ -255,3 +290,4 @@ def _triton_backward(
 _library.library.impl("attention", _triton_forward, "CUDA")
 _library.library.impl("attention_backward", _triton_backward, "CUDA")
 torch.library.register_autograd("bwt::attention", _backward, setup_context=_setup_context)
+torch.library.register_vmap("bwt::attention", _vmap)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from bwt import reference
-from bwt.ops import _dispatch, _library
+from bwt.ops import _derivatives, _dispatch, _library
 from bwt.ops._bijection_posterior_torch import bijection_posterior_torch
 from bwt.reference.bijection_posterior import BijectionPosterior, contradiction
 
@@ -24,6 +24,7 @@ def bijection_posterior(
     num_symbols: int,
     *,
     channel: Tensor | None = None,
+    check: bool = True,
     backend: str = "auto",
 ) -> BijectionPosterior:
     """Posterior of a uniformly drawn bijection, step by step, exactly.
@@ -32,12 +33,18 @@ def bijection_posterior(
     the cost is that of writing the output. With a channel, values are drawn from
     channel[pi(key), .] and the posterior comes from dynamic programming over subsets of values:
     sum_i i * C(V, i) multiply-adds per sequence if no key repeats, at most V * 2^(V-1); a repeated
-    key rebuilds the levels above it. Gradients flow to the channel.
+    key rebuilds the levels above it. Gradients flow to the channel; second derivatives, and those
+    of forward mode and torch.func, take plain torch operations.
 
     Args:
         keys, values: [B, K] int32 or int64 in [0, num_symbols), any strides; keys may repeat.
         num_symbols: V, at most 4096; at most 24 with a channel.
         channel: [V, V] float32 or float64, row-stochastic p(observed | true).
+        check: False takes values on trust: nothing is read back from the device, so that the host
+            need not wait for it. From an id out of range or a contradiction on, rows are zero and
+            log_evidence is -inf then (backend "torch" takes the nearest id instead), and a channel
+            that is no channel gives rows that are no distributions. On the CPU the native backend
+            and the reference look at the ids all the same, as it costs nothing there.
         backend: "auto", "native", "cuda", "torch" or "reference".
 
     Returns:
@@ -46,8 +53,8 @@ def bijection_posterior(
 
     Raises:
         ValueError: an argument is malformed, or the evidence contradicts itself (probability
-            zero). Inside torch.compile this is not checked: from the contradiction on, rows are
-            zero and log_evidence is -inf.
+            zero). Inside torch.compile and torch.func this is not checked: from the contradiction
+            on, rows are zero and log_evidence is -inf.
 
     >>> import torch
     >>> keys, values = torch.tensor([[0, 2, 0]]), torch.tensor([[1, 3, 1]])
@@ -56,9 +63,12 @@ def bijection_posterior(
     """
     _check_ids(keys, values)
     _check_symbols(num_symbols, noisy=channel is not None)
+    unseen = torch.compiler.is_compiling() or _derivatives.transformed()
     if channel is not None:
         _check_channel(channel, num_symbols, keys.device)
-    chosen = _dispatch.choose(OP, backend, keys.device)
+        if check and not unseen:
+            _check_rows(channel)
+    chosen = _dispatch.choose(OP, backend, keys.device, differentiable=channel is not None)
     if chosen == "reference":
         return _reference(keys, values, num_symbols, channel)
     dtype = torch.get_default_dtype() if channel is None else channel.dtype
@@ -69,7 +79,7 @@ def bijection_posterior(
         *outputs, fault = _op.default(keys, values, num_symbols, dtype)
     else:
         *outputs, fault = _op.noisy(keys, values, channel.double(), dtype)
-    if not torch.compiler.is_compiling():
+    if (check or chosen == "native") and not unseen:
         _raise_fault(int(fault), keys, values, num_symbols)
     return BijectionPosterior(*outputs)
 
@@ -108,8 +118,9 @@ def _check_channel(channel: Tensor, num_symbols: int, device: torch.device) -> N
             f"{OP}: channel must be [{num_symbols}, {num_symbols}] on {device}, "
             f"got {tuple(channel.shape)} on {channel.device}"
         )
-    if torch.compiler.is_compiling():
-        return
+
+
+def _check_rows(channel: Tensor) -> None:
     rows = channel.detach().double()
     wrong = ~((rows >= 0).all(1) & ((rows.sum(1) - 1).abs() <= ROW_SUM_TOLERANCE))
     if bool(wrong.any()):
@@ -195,7 +206,7 @@ def _fake_noisy(keys, values, channel, dtype):
 
 @torch.library.register_fake("bwt::bijection_posterior_backward")
 def _fake_backward(grad_posterior, grad_entropy, grad_later_evidence, keys, values, channel):
-    return torch.empty_like(channel)
+    return channel.new_empty(channel.shape)  # dense, whatever the strides of the channel
 
 
 def _setup_context(ctx, inputs, output) -> None:
@@ -203,11 +214,18 @@ def _setup_context(ctx, inputs, output) -> None:
     ctx.save_for_backward(keys, values, channel)
 
 
-def _backward(ctx, grad_posterior, grad_entropy, grad_log_evidence, grad_fault):
+def _backward(ctx, grad_posterior, grad_entropy, grad_log_evidence, _):
     keys, values, channel = ctx.saved_tensors
     if not ctx.needs_input_grad[2]:
         return None, None, None, None
     shape = keys.shape
+    incoming = (grad_posterior, grad_entropy, grad_log_evidence)
+    if _derivatives.graph_wanted():
+
+        def compute(channel):
+            return bijection_posterior_torch(keys, values, len(channel), channel, ctx.dtype)[:3]
+
+        return None, None, *_derivatives.gradients(compute, (channel,), (True,), incoming), None
 
     def dense(grad, size):
         return keys.new_zeros(size, dtype=ctx.dtype) if grad is None else grad.contiguous()
@@ -228,3 +246,18 @@ def _backward(ctx, grad_posterior, grad_entropy, grad_log_evidence, grad_fault):
 torch.library.register_autograd(
     "bwt::bijection_posterior.noisy", _backward, setup_context=_setup_context
 )
+
+
+def _vmap(info, axes, keys, values, *options):
+    """Of both overloads, unless there is a channel for each element of the axis."""
+    size, op = info.batch_size, _op.noisy if isinstance(options[0], Tensor) else _op.default
+    if axes[2] is not None:
+        arguments = (keys, values, *options)
+        return tuple(_derivatives.one_by_one(op, size, axes, arguments)), (0, 0, 0, 0)
+    ids = (_derivatives.folded(keys, axes[0], size), _derivatives.folded(values, axes[1], size))
+    *outputs, fault = op(*ids, *options)
+    return (*(_derivatives.unfolded(x, size) for x in outputs), fault), (0, 0, 0, None)
+
+
+torch.library.register_vmap("bwt::bijection_posterior", _vmap)
+torch.library.register_vmap("bwt::bijection_posterior.noisy", _vmap)

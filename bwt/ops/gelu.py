@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bwt import reference
-from bwt.ops import _dispatch, _library
+from bwt.ops import _derivatives, _dispatch, _library
 
 OP = "gelu"
 DTYPES = (torch.float32, torch.float64)
@@ -17,7 +17,7 @@ def gelu(x: Tensor, *, backend: str = "auto") -> Tensor:
     """x Phi(x), Phi the distribution function of the standard normal (no approximation by tanh).
 
     The native kernel computes the slope along with the value, from the same exponential, if a
-    gradient may be wanted; it is saved in place of x. Far negative x lose no digits.
+    gradient may be wanted. Far negative x lose no digits.
 
     Args:
         x: floating-point, of any shape; float32 or float64 for "native" and "reference".
@@ -56,15 +56,24 @@ def _setup_context(ctx, inputs, output) -> None:
     slope = output[1]
     ctx.set_materialize_grads(False)  # no zeros for the second output
     ctx.mark_non_differentiable(slope)
-    ctx.save_for_backward(slope)
+    ctx.save_for_backward(inputs[0], slope)
 
 
 def _backward(ctx, grad_y, _):
-    _dispatch.refuse_second_derivative(OP)
     if grad_y is None:
         return None, None
-    (slope,) = ctx.saved_tensors
+    x, slope = ctx.saved_tensors
+    if _derivatives.graph_wanted():
+        return torch.ops.aten.gelu_backward(grad_y, x), None
     return grad_y * slope, None
 
 
+def _vmap(info, axes, x, slope):
+    x = x.movedim(axes[0], 0)
+    # A batched tensor does not say that gradients are wanted.
+    slope = slope or (torch.is_grad_enabled() and x.requires_grad)
+    return torch.ops.bwt.gelu(x, slope), (0, 0 if slope else None)
+
+
 torch.library.register_autograd("bwt::gelu", _backward, setup_context=_setup_context)
+torch.library.register_vmap("bwt::gelu", _vmap)

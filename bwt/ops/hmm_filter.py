@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
-from bwt.ops import _dispatch, _library
-from bwt.ops._hmm_filter_torch import hmm_filter_torch
+from bwt.kernels import results
+from bwt.ops import _derivatives, _dispatch, _library
+from bwt.ops._hmm_filter_torch import hmm_filter_backward_wide, hmm_filter_torch
 from bwt.reference.hmm_filter import HMMFilterOutput
 from bwt.reference.hmm_filter import hmm_filter as hmm_filter_reference
 
@@ -24,6 +25,7 @@ def hmm_filter(
     emission: Tensor,
     *,
     lengths: Tensor | None = None,
+    check: bool = True,
     backend: str = "auto",
 ) -> HMMFilterOutput:
     """Filtered and predicted state distributions of hidden Markov models, and the likelihood.
@@ -36,11 +38,14 @@ def hmm_filter(
 
     An observation that is impossible given those before it (c_t = 0) makes filtered 0 from that
     step on, predicted 0 from the next step on and log_likelihood -inf. Steps beyond a sequence's
-    length are 0 in both. Nothing is ever NaN.
+    length are 0 in both. Nothing is ever NaN. Neither length nor values make a probability
+    underflow on the way: -inf means impossible, and what is a normal number is right to rounding.
 
     Gradients flow to the three parameters through all outputs, by the adjoint recursion from the
-    saved outputs. Parameters are taken as free numbers: rows that sum to 1 are required, but the
-    gradient is not projected on that. An impossible sequence has gradient zero.
+    saved outputs; further derivatives, and those of forward mode and torch.func, take plain torch
+    operations. Parameters are taken as free numbers: rows that sum to 1 are required, but the
+    gradient is not projected on that. An impossible sequence has gradient zero. A derivative that
+    overflows is the largest number of the dtype (in float64, what is above 2^1000).
 
     Args:
         observations: [B, T] int32 or int64 in [0, V), -1 for a missing one; any strides.
@@ -49,6 +54,11 @@ def hmm_filter(
         emission: [S, V] or [B, S, V]; V at most 4096.
             These are float32 or float64 distributions: rows sum to 1 within 1e-4.
         lengths: [B] int32 or int64 in [0, T]; what observations hold beyond them is not read.
+        check: False takes values on trust: nothing is read back from the device, so that the host
+            need not wait for it. An observation below -1 counts as missing then, one of V or more
+            as impossible (an error of torch's own in the backend "torch"), a length out of range
+            as the nearest, and rows that are no distributions give outputs that are none. The
+            native backend and the reference check all the same, as it costs nothing there.
         backend: "auto", "native", "triton", "torch" or "reference".
 
     Returns:
@@ -56,8 +66,8 @@ def hmm_filter(
         of the parameters; log_likelihood is summed in float64.
 
     Raises:
-        ValueError: an argument is malformed. Inside torch.compile the native backend raises a
-            RuntimeError for values out of range; the others do not look at values there.
+        ValueError: an argument is malformed. Inside torch.compile and torch.func the native backend
+            raises a RuntimeError for values out of range; the others do not look at values there.
 
     >>> import torch
     >>> stay, seen = torch.tensor([[0.9, 0.1], [0.1, 0.9]]), torch.tensor([[0.8, 0.2], [0.2, 0.8]])
@@ -70,7 +80,7 @@ def hmm_filter(
     chosen, lengths = prepare(OP, backend, arguments, lengths)
     if chosen == "reference":
         return reference(OP, hmm_filter_reference, HMMFilterOutput, arguments, lengths)
-    return HMMFilterOutput(*run(OP, chosen, arguments, lengths))
+    return HMMFilterOutput(*run(OP, chosen, arguments, lengths, check))
 
 
 def prepare(op: str, backend: str, arguments: tuple[Tensor, ...], lengths: Tensor | None):
@@ -80,15 +90,21 @@ def prepare(op: str, backend: str, arguments: tuple[Tensor, ...], lengths: Tenso
     return chosen, None if lengths is None else lengths.long()
 
 
-def run(op: str, chosen: str, arguments: tuple[Tensor, ...], lengths: Tensor | None):
+def run(
+    op: str,
+    chosen: str,
+    arguments: tuple[Tensor, ...],
+    lengths: Tensor | None,
+    check: bool = True,
+):
     """filtered, predicted, log_likelihood from a backend other than the reference."""
-    compiling = torch.compiler.is_compiling()
+    unseen = torch.compiler.is_compiling() or _derivatives.transformed()
     if chosen != "native":
-        if not compiling:
+        if check and not unseen:
             check_values(op, *arguments, lengths)
         compute = hmm_filter_torch if chosen == "torch" else torch.ops.bwt.hmm_filter
         return compute(*arguments, lengths)
-    if compiling:
+    if unseen:
         return torch.ops.bwt.hmm_filter(*arguments, lengths)
     try:
         return torch.ops.bwt.hmm_filter(*arguments, lengths)
@@ -217,7 +233,10 @@ def _triton(observations, initial, transition, emission, lengths):
 def _triton_backward(*arguments):
     from bwt.kernels.hmm_filter import hmm_filter_backward
 
-    return hmm_filter_backward(*arguments)
+    def exact(marks):
+        return hmm_filter_backward_wide(marks, *arguments[:8])
+
+    return hmm_filter_backward(*arguments, exact=exact)
 
 
 _library.library.impl(OP, _triton, "CUDA")
@@ -226,9 +245,7 @@ _library.library.impl(f"{OP}_backward", _triton_backward, "CUDA")
 
 @torch.library.register_fake("bwt::hmm_filter")
 def _fake(observations, initial, transition, emission, lengths):
-    batch, steps = observations.shape
-    rows = (batch, steps, initial.shape[-1])
-    return initial.new_empty(rows), initial.new_empty(rows), initial.new_empty((batch,))
+    return results.hmm_filter(observations, initial)
 
 
 @torch.library.register_fake("bwt::hmm_filter_backward")
@@ -245,7 +262,7 @@ def _fake_backward(
     predicted,
     log_likelihood,
 ):
-    return tuple(x.new_empty(x.shape) for x in (initial, transition, emission))
+    return results.dense(initial, transition, emission)
 
 
 def _setup_context(ctx, inputs, output) -> None:
@@ -254,11 +271,32 @@ def _setup_context(ctx, inputs, output) -> None:
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx, grad_filtered, grad_predicted, grad_log_likelihood):
-    gradients = torch.ops.bwt.hmm_filter_backward(
-        grad_filtered, grad_predicted, grad_log_likelihood, *ctx.saved_tensors
-    )
-    return None, *gradients, None
+def _backward(ctx, *incoming):
+    if _derivatives.graph_wanted():
+        saved, needed = ctx.saved_tensors[:5], ctx.needs_input_grad[:5]
+        return tuple(_derivatives.gradients(hmm_filter_torch, saved, needed, incoming))
+    return None, *torch.ops.bwt.hmm_filter_backward(*incoming, *ctx.saved_tensors), None
 
 
+def fold(size: int, axes, arguments):
+    """Observations, parameters and lengths with the axis of vmap merged into the batch."""
+    observations, *parameters, lengths = arguments
+    observations = _derivatives.folded(observations, axes[0], size)
+    batch = observations.shape[0] // size
+    folded = []
+    for x, axis, shared in zip(parameters, axes[1:4], PARAMETERS.values(), strict=True):
+        is_shared = x.ndim - (axis is not None) == shared
+        if is_shared and axis is not None:  # one for each element of the axis
+            x = x.movedim(axis, 0)
+            x, axis = x.unsqueeze(1).expand(size, batch, *x.shape[1:]), 0
+        folded.append(x if is_shared and axis is None else _derivatives.folded(x, axis, size))
+    return observations, *folded, _derivatives.folded(lengths, axes[4], size)
+
+
+def _vmap(info, axes, *arguments):
+    outputs = torch.ops.bwt.hmm_filter(*fold(info.batch_size, axes, arguments))
+    return tuple(_derivatives.unfolded(x, info.batch_size) for x in outputs), (0, 0, 0)
+
+
+torch.library.register_vmap("bwt::hmm_filter", _vmap)
 torch.library.register_autograd("bwt::hmm_filter", _backward, setup_context=_setup_context)

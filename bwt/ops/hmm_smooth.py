@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from bwt.ops import _dispatch, _library
+from bwt.ops import _derivatives, _dispatch, _library
 from bwt.ops._hmm_filter_torch import hmm_smooth_torch
-from bwt.ops.hmm_filter import prepare, reference, run
+from bwt.ops.hmm_filter import fold, prepare, reference, run
 from bwt.reference.hmm_filter import HMMSmoothOutput
 from bwt.reference.hmm_filter import hmm_smooth as hmm_smooth_reference
 
@@ -50,7 +50,8 @@ def hmm_smooth(
         smoothed = torch.ops.bwt.hmm_smooth(*detached, lengths, *saved)
     else:
         # A few products for each step: the filter decides the time.
-        smoothed = hmm_smooth_torch(transition.detach(), lengths, *saved)
+        detached = [x.detach() for x in arguments]
+        smoothed = hmm_smooth_torch(*detached, lengths, *saved)
     return HMMSmoothOutput(smoothed, log_likelihood)
 
 
@@ -65,3 +66,13 @@ def _fake(
     observations, initial, transition, emission, lengths, filtered, predicted, log_likelihood
 ):
     return filtered.new_empty(filtered.shape)
+
+
+def _vmap(info, axes, *arguments):
+    size = info.batch_size
+    rows = (_derivatives.folded(arguments[i], axes[i], size) for i in (5, 6, 7))
+    smoothed = torch.ops.bwt.hmm_smooth(*fold(size, axes[:5], arguments[:5]), *rows)
+    return _derivatives.unfolded(smoothed, size), 0
+
+
+torch.library.register_vmap("bwt::hmm_smooth", _vmap)

@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bwt import reference
-from bwt.ops import _dispatch, _library
+from bwt.ops import _derivatives, _dispatch, _library
 
 OP = "rms_norm"
 DTYPES = (torch.float32, torch.float64)
@@ -79,17 +79,36 @@ def _fake_backward(grad_y, x, weight, scale):
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    x, weight, _ = inputs
+    x, weight, ctx.epsilon = inputs
     ctx.set_materialize_grads(False)  # no zeros for the second output
     ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(x, weight, output[1])
 
 
 def _backward(ctx, grad_y, _):
-    _dispatch.refuse_second_derivative(OP)
     if grad_y is None:
         return None, None, None
-    return *torch.ops.bwt.rms_norm_backward(grad_y, *ctx.saved_tensors), None
+    x, weight, scale = ctx.saved_tensors
+    if not _derivatives.graph_wanted():
+        return *torch.ops.bwt.rms_norm_backward(grad_y, x, weight, scale), None
+
+    def compute(x, weight):
+        return (functional.rms_norm(x, weight.shape, weight, ctx.epsilon),)
+
+    needed = ctx.needs_input_grad[:2]
+    return *_derivatives.gradients(compute, (x, weight), needed, (grad_y,)), None
+
+
+def _vmap(info, axes, x, weight, epsilon):
+    x = x.expand(info.batch_size, *x.shape) if axes[0] is None else x.movedim(axes[0], 0)
+    if axes[1] is None:
+        y, scale = torch.ops.bwt.rms_norm(x, weight, epsilon)
+    else:
+        y, scale = torch.ops.bwt.rms_norm(x, torch.ones_like(x[(0,) * (x.ndim - 1)]), epsilon)
+        between = (1,) * (x.ndim - 2)
+        y = y * weight.movedim(axes[1], 0).unflatten(0, (info.batch_size, *between))
+    return (y, _derivatives.unfolded(scale, info.batch_size)), (0, 0)
 
 
 torch.library.register_autograd("bwt::rms_norm", _backward, setup_context=_setup_context)
+torch.library.register_vmap("bwt::rms_norm", _vmap)

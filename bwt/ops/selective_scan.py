@@ -4,13 +4,14 @@ import torch
 from torch import Tensor
 
 from bwt import reference
-from bwt.ops import _dispatch, _library
+from bwt.kernels import results
+from bwt.ops import _derivatives, _dispatch, _library
 from bwt.ops._selective_scan_torch import selective_scan_states_torch, selective_scan_torch
 
 OP = "selective_scan"
 MAX_STATES = 64
 CHUNK = 16  # steps between the states saved for the backward pass; kScanChunk of the C++ header
-DTYPES = (torch.float32, torch.float64)
+DTYPES = (*_library.HALVES, torch.float32, torch.float64)
 SIZES = {"u": "[B, L, E]", "delta": "[B, L, E]", "A": "[E, N]", "B": "[B, L, N]", "C": "[B, L, N]"}
 
 _dispatch.BACKENDS[OP] = ("native", "triton", "torch", "reference")
@@ -33,7 +34,8 @@ def selective_scan(
 
         h_t = exp(s_t A) h_{t-1} + s_t B_t u_t,   y_t = C_t . h_t + D u_t,   h before the start 0.
 
-    For gradients, h is saved every 16 steps and computed again between. Where an exponential is
+    For gradients, h is saved every 16 steps and computed again between; further derivatives, and
+    those of forward mode and torch.func, take plain torch operations. Where an exponential is
     outside the normal numbers the native kernel takes the largest or smallest of them.
 
     Args:
@@ -42,11 +44,12 @@ def selective_scan(
         B, C: [B, L, N].
         D: [E], or None for no direct term.
         delta_softplus: step sizes are log(1 + exp(delta)).
+            u, delta, B, C are of one dtype: float32, float64, or float16 or bfloat16, which are
+            computed in float32. A and D are of the same or, beside halves, float32.
         backend: "auto", "native", "triton", "torch" or "reference".
-            All are float32 or float64.
 
     Returns:
-        y [B, L, E].
+        y [B, L, E] in the dtype of u.
 
     >>> import torch
     >>> one = torch.ones(1, 4, 1)
@@ -56,13 +59,15 @@ def selective_scan(
     _check(u=u, delta=delta, A=A, B=B, C=C)
     _check_skip(D, u)
     chosen = _dispatch.choose(OP, backend, u.device)
-    tensors = (u, delta, A, B, C, D)
+    tensors = _widened(u, delta, A, B, C, D)
     if chosen == "reference":
-        return _reference(reference.selective_scan, tensors, delta_softplus)
-    if chosen == "torch":
-        return selective_scan_torch(*tensors, delta_softplus)
-    y, _ = torch.ops.bwt.selective_scan(*tensors, delta_softplus, CHUNK if _grad(tensors) else 0)
-    return y
+        y = _reference(reference.selective_scan, tensors, delta_softplus)
+    elif chosen == "torch":
+        y = selective_scan_torch(*tensors, delta_softplus)
+    else:
+        every = CHUNK if _grad(tensors) else 0
+        y, _ = torch.ops.bwt.selective_scan(*tensors, delta_softplus, every)
+    return y.to(u.dtype)
 
 
 def selective_scan_states(
@@ -75,10 +80,10 @@ def selective_scan_states(
     backend: str = "auto",
 ) -> Tensor:
     """The states h [B, L, E, N] of `selective_scan` after each step, to be looked at: they are N
-    times as large as y, and no gradient flows through them."""
+    times as large as y, and no gradient flows through them. Those of halves are float32."""
     _check(u=u, delta=delta, A=A, B=B)
     chosen = _dispatch.choose(OP, backend, u.device)
-    tensors = tuple(x.detach() for x in (u, delta, A, B))
+    tensors = tuple(x.detach() for x in _widened(u, delta, A, B))
     if chosen == "reference":
         return _reference(reference.selective_scan_states, tensors, delta_softplus)
     if chosen == "torch":
@@ -92,10 +97,10 @@ def _check(**tensors: Tensor) -> None:
     for name, x in tensors.items():
         if not isinstance(x, Tensor) or x.dtype not in DTYPES:
             got = x.dtype if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(f"{OP}: {name} must be a float32 or float64 tensor, got {got}")
+            raise ValueError(f"{OP}: {name} must be a floating-point tensor, got {got}")
         if x.ndim != (2 if name == "A" else 3):
             raise ValueError(f"{OP}: {name} must be {SIZES[name]}, got shape {tuple(x.shape)}")
-        if (x.dtype, x.device) != (u.dtype, u.device):
+        if not _agrees(x, u, name):
             raise ValueError(
                 f"{OP}: u and {name} must agree in dtype and device, got {u.dtype} on {u.device} "
                 f"and {x.dtype} on {x.device}"
@@ -116,11 +121,24 @@ def _check(**tensors: Tensor) -> None:
 def _check_skip(D: Tensor | None, u: Tensor) -> None:
     if D is None:
         return
-    if not isinstance(D, Tensor) or (D.dtype, D.device) != (u.dtype, u.device):
+    if not isinstance(D, Tensor) or not _agrees(D, u, "D"):
         got = f"{D.dtype} on {D.device}" if isinstance(D, Tensor) else type(D).__name__
         raise ValueError(f"{OP}: D must be None or like u {u.dtype} on {u.device}, got {got}")
     if D.shape != u.shape[2:]:
         raise ValueError(f"{OP}: D must be [E] = [{u.shape[2]}], got {list(D.shape)}")
+
+
+def _agrees(x: Tensor, u: Tensor, name: str) -> bool:
+    """In dtype and device; parameters may be float32 beside halves, as autocast leaves them."""
+    wide = name in ("A", "D") and u.dtype in _library.HALVES and x.dtype == torch.float32
+    return (wide or x.dtype == u.dtype) and x.device == u.device
+
+
+def _widened(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Halves as float32, in which the states are kept."""
+    if tensors[0].dtype not in _library.HALVES:
+        return tensors
+    return tuple(None if x is None else x.float() for x in tensors)
 
 
 def _grad(tensors: tuple[Tensor | None, ...]) -> bool:
@@ -147,15 +165,12 @@ _library.define(
 
 @torch.library.register_fake("bwt::selective_scan")
 def _fake(u, delta, A, B, C, D, softplus, every):
-    batch, steps, channels = u.shape
-    saved = steps // every if every else 0
-    return u.new_empty(u.shape), u.new_empty((batch, saved, A.shape[1], channels))
+    return results.selective_scan(u, A, every)
 
 
 @torch.library.register_fake("bwt::selective_scan_backward")
 def _fake_backward(grad_y, u, delta, A, B, C, D, states, softplus, every):
-    gradients = tuple(x.new_empty(x.shape) for x in (u, delta, A, B, C))
-    return *gradients, A.new_empty(A.shape[:1])
+    return results.dense(u, delta, A, B, C, A[:, 0])
 
 
 def _triton(u, delta, A, B, C, D, softplus, every):
@@ -180,12 +195,33 @@ def _setup_context(ctx, inputs, output) -> None:
 
 
 def _backward(ctx, grad_y, _):
+    if _derivatives.graph_wanted():
+
+        def compute(*tensors):
+            return (selective_scan_torch(*tensors, ctx.softplus),)
+
+        saved, needed = ctx.saved_tensors[:6], ctx.needs_input_grad[:6]
+        return *_derivatives.gradients(compute, saved, needed, (grad_y,)), None, None
     *gradients, grad_skip = torch.ops.bwt.selective_scan_backward(
         grad_y, *ctx.saved_tensors, ctx.softplus, ctx.every
     )
     return *gradients, grad_skip if ctx.has_skip else None, None, None
 
 
+def _vmap(info, axes, *arguments):
+    (*tensors, softplus, every), size = arguments, info.batch_size
+    # A batched tensor does not say that gradients are wanted.
+    every = every or (CHUNK if _grad(tensors) else 0)
+    op = torch.ops.bwt.selective_scan
+    if axes[2] is not None or axes[5] is not None:  # a matrix for each element of the axis
+        outputs = _derivatives.one_by_one(op, size, axes, (*tensors, softplus, every))
+        return tuple(outputs), (0, 0)
+    u, delta, B, C = (_derivatives.folded(tensors[i], axes[i], size) for i in (0, 1, 3, 4))
+    outputs = op(u, delta, tensors[2], B, C, tensors[5], softplus, every)
+    return tuple(_derivatives.unfolded(x, size) for x in outputs), (0, 0)
+
+
 _library.library.impl(OP, _triton, "CUDA")
 _library.library.impl(f"{OP}_backward", _triton_backward, "CUDA")
 torch.library.register_autograd("bwt::selective_scan", _backward, setup_context=_setup_context)
+torch.library.register_vmap("bwt::selective_scan", _vmap)

@@ -28,26 +28,25 @@ def bijection_posterior(keys, values, num_symbols, *, channel=None) -> Bijection
     posterior = np.zeros((batch, length, num_symbols))
     log_evidence = np.zeros((batch, length))
     for b in range(batch):
+        known = {} if channel is None else NoisyEvidence(np.asarray(channel, dtype=np.float64))
         log_total = 0.0
-        for t in range(length):
-            pairs = list(zip(keys[b, :t].tolist(), values[b, :t].tolist(), strict=True))
+        for t, (key, value) in enumerate(zip(keys[b].tolist(), values[b].tolist(), strict=True)):
             if channel is None:
-                row = _noiseless_row(keys[b, t], pairs, num_symbols)
-                predictive = row[values[b, t]]
+                posterior[b, t] = _noiseless_row(key, known, num_symbols)
+                log_predictive = _log(posterior[b, t, value])
+                known[key] = value
             else:
-                row = _noisy_row(keys[b, t], pairs, np.asarray(channel, dtype=np.float64))
-                predictive = row @ np.asarray(channel, dtype=np.float64)[:, values[b, t]]
-            if predictive == 0.0:
-                raise ValueError(contradiction(b, t, keys[b, t], values[b, t]))
-            log_total += np.log(predictive)
-            posterior[b, t] = row
+                posterior[b, t], log_predictive = known.row(key, value)
+                known.observe(key, value)
+            if log_predictive == -np.inf:
+                raise ValueError(contradiction(b, t, key, value))
+            log_total += log_predictive
             log_evidence[b, t] = log_total
     return BijectionPosterior(posterior, _entropy_bits(posterior), log_evidence)
 
 
-def _noiseless_row(key, pairs, num_symbols) -> np.ndarray:
+def _noiseless_row(key, known, num_symbols) -> np.ndarray:
     """One-hot if the key was seen, else uniform over the values that were not."""
-    known = dict(pairs)
     row = np.zeros(num_symbols)
     if key in known:
         row[known[key]] = 1.0
@@ -57,45 +56,93 @@ def _noiseless_row(key, pairs, num_symbols) -> np.ndarray:
     return row
 
 
-def _noisy_row(key, pairs, channel) -> np.ndarray:
-    """p(pi(key) = v) ~ likelihood of the key's own observations at v, times the weight of all ways
-    to give the other seen keys distinct values that leave v free."""
-    num_symbols = len(channel)
-    with np.errstate(divide="ignore"):
-        log_channel = np.log(channel)
-    log_likelihood = {}
-    for seen, value in pairs:
-        log_likelihood[seen] = log_likelihood.get(seen, 0.0) + log_channel[:, value]
-    own = log_likelihood.pop(key, np.zeros(num_symbols))
-    log_weight = _subset_log_weights(list(log_likelihood.values()), num_symbols)
-    subsets = np.arange(1 << num_symbols)
-    log_row = np.array(
-        [own[v] + _logsumexp(log_weight[subsets >> v & 1 == 0]) for v in range(num_symbols)]
-    )
-    return np.exp(log_row - _logsumexp(log_row))
+class Scaled(NamedTuple):
+    """mantissa * 2^exponent. Likelihoods of many observations leave the range of float64, and
+    their logarithms would lose digits as they grow."""
+
+    mantissa: np.ndarray  # 0 or 0.5 <= . < 1
+    exponent: np.ndarray
+
+    def __getitem__(self, index):
+        return Scaled(self.mantissa[index], self.exponent[index])
 
 
-def _subset_log_weights(log_likelihoods, num_symbols) -> np.ndarray:
-    """log of the summed likelihood of giving each key its own value, using exactly the values in
-    S, for every subset S (a bit mask)."""
+BELOW_ALL = -(1 << 60)  # the exponent of zero, which never decides how a sum is aligned
+
+
+def scaled(x, exponent=0) -> Scaled:
+    mantissa, shift = np.frexp(x)
+    return Scaled(mantissa, np.where(mantissa == 0.0, BELOW_ALL, exponent + shift.astype(int)))
+
+
+def _product(a: Scaled, b: Scaled) -> Scaled:
+    return scaled(a.mantissa * b.mantissa, a.exponent + b.exponent)
+
+
+def _sum(x: Scaled) -> Scaled:
+    """Over the first axis."""
+    largest = x.exponent.max(axis=0)
+    return scaled(_at_exponent(x, largest).sum(axis=0), largest)
+
+
+def _plus(a: Scaled, b: Scaled) -> Scaled:
+    largest = np.maximum(a.exponent, b.exponent)
+    return scaled(_at_exponent(a, largest) + _at_exponent(b, largest), largest)
+
+
+def _at_exponent(x: Scaled, exponent) -> np.ndarray:
+    return np.ldexp(x.mantissa, np.clip(x.exponent - exponent, -4096, 4096))
+
+
+class NoisyEvidence:
+    """What a sequence of observations through a channel says of the bijection."""
+
+    def __init__(self, channel):
+        self.num_symbols = len(channel)
+        self.channel = scaled(channel)
+        self.likelihood = {}  # of a seen key's observations, by its value
+
+    def observe(self, key, value) -> None:
+        before = self.likelihood.get(key, scaled(np.ones(self.num_symbols)))
+        self.likelihood[key] = _product(before, self.channel[:, value])
+
+    def row(self, key, value) -> tuple[np.ndarray, float]:
+        """p(pi(key) = v) ~ likelihood of the key's own observations at v, times the weight of all
+        ways to give the other seen keys distinct values that leave v free. Also the logarithm of
+        the probability that the key shows the value."""
+        others = [like for other, like in self.likelihood.items() if other != key]
+        weight = _subset_weights(others, self.num_symbols)
+        subsets = np.arange(1 << self.num_symbols)
+        free = [_sum(weight[subsets >> v & 1 == 0]) for v in range(self.num_symbols)]
+        row = Scaled(*(np.array(parts) for parts in zip(*free, strict=True)))
+        if key in self.likelihood:
+            row = _product(self.likelihood[key], row)
+        total, shown = _sum(row), _sum(_product(row, self.channel[:, value]))
+        posterior = _at_exponent(row, total.exponent) / total.mantissa
+        shift = shown.exponent - total.exponent
+        return posterior, _log(shown.mantissa / total.mantissa) + np.log(2.0) * shift
+
+
+def _subset_weights(likelihoods, num_symbols) -> Scaled:
+    """The summed likelihood of giving each key its own value, using exactly the values in S, for
+    every subset S (a bit mask)."""
     subsets = np.arange(1 << num_symbols)
-    log_weight = np.full(1 << num_symbols, -np.inf)
-    log_weight[0] = 0.0
-    for log_likelihood in log_likelihoods:
-        grown = np.full(1 << num_symbols, -np.inf)
+    weight = scaled((subsets == 0).astype(float))
+    for likelihood in likelihoods:
+        grown = scaled(np.zeros(1 << num_symbols))
         for v in range(num_symbols):
             without = subsets[subsets >> v & 1 == 0]
-            grown[without | 1 << v] = np.logaddexp(
-                grown[without | 1 << v], log_weight[without] + log_likelihood[v]
+            part = _product(weight[without], likelihood[v])
+            grown.mantissa[without | 1 << v], grown.exponent[without | 1 << v] = _plus(
+                grown[without | 1 << v], part
             )
-        log_weight = grown
-    return log_weight
+        weight = grown
+    return weight
 
 
-def _logsumexp(x) -> float:
-    largest = x.max(initial=-np.inf)
-    return largest if largest == -np.inf else largest + np.log(np.exp(x - largest).sum())
+def _log(x) -> float:
+    return float(np.log(x)) if x > 0.0 else -np.inf
 
 
 def _entropy_bits(p) -> np.ndarray:
-    return (p * np.log2(1.0 / np.where(p > 0.0, p, 1.0))).sum(axis=-1)
+    return 0.0 - (p * np.log2(np.where(p > 0.0, p, 1.0))).sum(axis=-1)  # never -0.0

@@ -19,25 +19,24 @@ class HMMSmoothOutput(NamedTuple):
 
 
 def hmm_filter(observations, initial, transition, emission, *, lengths=None) -> HMMFilterOutput:
-    """See bwt.ops.hmm_filter; arrays in, float64 arrays out."""
+    """See bwt.ops.hmm_filter; arrays in, float64 arrays out.
+
+    The unnormalised p(z_t, y_1..t) are kept with an exponent for each state, so that neither
+    length nor values can make them underflow: what is 0 is impossible.
+    """
     model = _Model(observations, initial, transition, emission, lengths)
     predicted = np.zeros((model.batch, model.steps, model.states))
     filtered = np.zeros_like(predicted)
-    log_likelihood = np.zeros(model.batch)
+    matrix = _Wide.of(model.transition)
+    before, evidence = _Wide.of(model.initial), _Wide.of(np.ones(model.batch))
     for t in range(model.steps):
         active = model.lengths > t
-        if t == 0:
-            predicted[:, 0] = model.initial
-        else:
-            predicted[:, t] = np.einsum("bi,bij->bj", filtered[:, t - 1], model.transition)
-        predicted[~active, t] = 0
-        joint = predicted[:, t] * model.emissions(t)
-        evidence = joint.sum(axis=-1)
-        possible = evidence > 0
-        filtered[possible, t] = joint[possible] / evidence[possible, None]
-        log_likelihood[active & ~possible] = -np.inf
-        log_likelihood[possible] += np.log(evidence[possible])
-    return HMMFilterOutput(filtered, predicted, log_likelihood)
+        predicted[active, t] = (before / evidence[:, None]).floats()[active]
+        joint = before * _Wide.of(model.emissions(t))
+        evidence = joint.sum(-1).where(active, evidence)
+        filtered[active, t] = (joint / evidence[:, None]).floats()[active]
+        before = (joint[:, :, None] * matrix).sum(1)
+    return HMMFilterOutput(filtered, predicted, evidence.logs())
 
 
 def hmm_filter_log(observations, initial, transition, emission, *, lengths=None) -> HMMFilterOutput:
@@ -65,22 +64,22 @@ def hmm_filter_log(observations, initial, transition, emission, *, lengths=None)
 def hmm_smooth(observations, initial, transition, emission, *, lengths=None) -> HMMSmoothOutput:
     """See bwt.ops.hmm_smooth; arrays in, float64 arrays out."""
     model = _Model(observations, initial, transition, emission, lengths)
-    filtered, _, log_likelihood = hmm_filter(
-        observations, initial, transition, emission, lengths=lengths
-    )
-    smoothed = np.zeros_like(filtered)
-    # future: proportional to p(y_t+1..T | z_t), scaled to a largest entry of 1
-    future = np.ones((model.batch, model.states))
-    possible = log_likelihood > -np.inf
+    matrix, joints = _Wide.of(model.transition), []
+    before = _Wide.of(model.initial)
+    for t in range(model.steps):
+        joints.append(before * _Wide.of(model.emissions(t)))
+        before = (joints[t][:, :, None] * matrix).sum(1)
+    smoothed = np.zeros((model.batch, model.steps, model.states))
+    future = _Wide.of(np.ones((model.batch, model.states)))  # p(y_t+1..T | z_t)
+    evidence = _Wide.of(np.ones(model.batch))
     for t in reversed(range(model.steps)):
-        active = possible & (model.lengths > t)
-        if t + 1 < model.steps:
-            step = np.einsum("bij,bj->bi", model.transition, model.emissions(t + 1) * future)
-            continued = possible & (model.lengths > t + 1)
-            future[continued] = step[continued] / step[continued].max(axis=-1, keepdims=True)
-        joint = filtered[active, t] * future[active]
-        smoothed[active, t] = joint / joint.sum(axis=-1, keepdims=True)
-    return HMMSmoothOutput(smoothed, log_likelihood)
+        joint = joints[t] * future
+        active = model.lengths > t
+        evidence = joint.sum(-1).where(active, evidence)  # the same at every step
+        smoothed[active, t] = (joint / evidence[:, None]).floats()[active]
+        step = (matrix * (_Wide.of(model.emissions(t)) * future)[:, None]).sum(-1)
+        future = step.where(active[:, None], future)
+    return HMMSmoothOutput(smoothed, evidence.logs())
 
 
 class _Model:
@@ -106,3 +105,53 @@ class _Model:
         missing = (y == -1) | (self.lengths <= t)
         found = self.emission[np.arange(self.batch), :, np.where(missing, 0, y)]
         return np.where(missing[:, None], 1.0, found)
+
+
+class _Wide(NamedTuple):
+    """Non-negative numbers mantissa * 2^exponent; the exponent of 0 is as good as -infinity."""
+
+    mantissa: np.ndarray
+    exponent: np.ndarray  # int64
+
+    @staticmethod
+    def of(numbers, exponent=0) -> "_Wide":
+        mantissa, own = np.frexp(numbers)
+        return _Wide(mantissa, np.where(mantissa > 0, own + np.int64(exponent), _NOTHING))
+
+    def __getitem__(self, place) -> "_Wide":
+        return _Wide(self.mantissa[place], self.exponent[place])
+
+    def __mul__(self, other) -> "_Wide":
+        return _Wide.of(self.mantissa * other.mantissa, self.exponent + other.exponent)
+
+    def __truediv__(self, other) -> "_Wide":
+        """0 where the other is 0."""
+        divisor = np.where(other.mantissa > 0, other.mantissa, np.inf)
+        return _Wide.of(self.mantissa / divisor, self.exponent - other.exponent)
+
+    def sum(self, axis) -> "_Wide":
+        largest = self.exponent.max(axis, keepdims=True)
+        aligned = _scaled(self.mantissa, self.exponent - largest)
+        return _Wide.of(aligned.sum(axis), largest.squeeze(axis))
+
+    def where(self, mask, other) -> "_Wide":
+        return _Wide(
+            np.where(mask, self.mantissa, other.mantissa),
+            np.where(mask, self.exponent, other.exponent),
+        )
+
+    def floats(self) -> np.ndarray:
+        return _scaled(self.mantissa, self.exponent)
+
+    def logs(self) -> np.ndarray:
+        with np.errstate(divide="ignore"):
+            return np.where(
+                self.mantissa > 0, np.log(self.mantissa) + self.exponent * np.log(2.0), -np.inf
+            )
+
+
+_NOTHING = np.int64(-(2**60))  # sums of two of them do not overflow
+
+
+def _scaled(mantissa, exponent) -> np.ndarray:
+    return np.ldexp(mantissa, np.clip(exponent, -3000, 3000).astype(np.int32))

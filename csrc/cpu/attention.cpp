@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "arena.h"
+#include "cpu/checks.h"
 #include "cpu/tensors.h"
 
 #define BWT_SIMD_FILE "cpu/attention_simd.h"
@@ -102,9 +103,19 @@ void forward(const Tensor& q, const Tensor& k, const Tensor& v, bool causal, dou
       optional_data<T>(outputs.lse), optional_data<T>(outputs.entropy)});
 }
 
+ArgumentCheck check(const Tensor& q, const Tensor& k, const Tensor& v) {
+  const ArgumentCheck check("attention", q.scalar_type(), "q");
+  check.that(q.dim() == 4 && q.size(2) >= 1 && 1 <= q.size(3) && q.size(3) <= kMaxHeadSize, "q");
+  check.that(k.dim() == 4 && k.size(2) >= q.size(2), "k");
+  check.sizes("k", k, {q.size(0), q.size(1), k.size(2), q.size(3)});
+  check.sizes("v", v, {q.size(0), q.size(1), k.size(2), q.size(3)});
+  return check;
+}
+
 std::tuple<Tensor, Tensor, Tensor, Tensor> attention(const Tensor& q, const Tensor& k,
                                                      const Tensor& v, bool causal, double scale,
                                                      bool weights, bool entropy) {
+  check(q, k, v);
   const int64_t B = q.size(0), H = q.size(1), T = q.size(2), S = k.size(2);
   const Outputs outputs{new_heads(q, T), allocate(q, {B, H, T}),
                         weights ? allocate(q, {B, H, T, S}) : allocate(q, {0}),
@@ -141,13 +152,13 @@ const T* gradient_data(const std::optional<Tensor>& gradient) {
 
 template <class T>
 void backward(const Gradients& gradients, const Tensor& q, const Tensor& k, const Tensor& v,
-              const Tensor& weights, bool causal, double scale, const Tensor& grad_q,
-              const Tensor& grad_k, const Tensor& grad_v) {
+              const Tensor& lse, const Tensor& weights, bool causal, double scale,
+              const Tensor& grad_q, const Tensor& grad_k, const Tensor& grad_v) {
   const StridedHeads<const T> grad_out =
       gradients.out ? heads_of<const T>(*gradients.out) : StridedHeads<const T>{};
   run_pairs<T>(AttentionBackward<T>{
       shape_of(q, k, causal), static_cast<T>(scale), heads_of<const T>(q), heads_of<const T>(k),
-      heads_of<const T>(v), optional_data<const T>(weights), grad_out,
+      heads_of<const T>(v), data<T>(lse), optional_data<const T>(weights), grad_out,
       gradient_data<T>(gradients.weights), gradient_data<T>(gradients.entropy),
       gradient_data<T>(gradients.lse), heads_of<T>(grad_q), heads_of<T>(grad_k),
       heads_of<T>(grad_v)});
@@ -158,13 +169,21 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward(
     const std::optional<Tensor>& grad_entropy, const std::optional<Tensor>& grad_lse,
     const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse,
     const Tensor& weights, const Tensor& entropy, bool causal, double scale) {
-  (void)out, (void)lse, (void)entropy;  // for the kernels that recompute from them
+  (void)out, (void)entropy;  // for the kernels that recompute from them
+  const ArgumentCheck same = check(q, k, v);
+  const int64_t B = q.size(0), H = q.size(1), T = q.size(2), S = k.size(2);
+  same.sizes("grad_out", grad_out, {B, H, T, q.size(3)});
+  same.sizes("grad_weights", grad_weights, {B, H, T, S});
+  same.sizes("grad_entropy", grad_entropy, {B, H, T});
+  same.sizes("grad_lse", grad_lse, {B, H, T});
+  same.sizes("lse", lse, {B, H, T});
+  if (weights.numel() > 0) same.sizes("weights", weights, {B, H, T, S});
   const Tensor grad_q = new_heads(q, q.size(2)), grad_k = new_heads(k, k.size(2)),
                grad_v = new_heads(v, v.size(2));
   if (q.size(0) * q.size(1) > 0) {
     auto run = q.scalar_type() == ScalarType::Float ? backward<float> : backward<double>;
     run(Gradients(grad_out, grad_weights, grad_entropy, grad_lse), dense_last(q), dense_last(k),
-        dense_last(v), weights, causal, scale, grad_q, grad_k, grad_v);
+        dense_last(v), packed(lse), packed(weights), causal, scale, grad_q, grad_k, grad_v);
   }
   return {grad_q, grad_k, grad_v};
 }

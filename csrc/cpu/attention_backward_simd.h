@@ -124,8 +124,9 @@ void start_grad(const AttentionBackward<T>& a, const Block& block, int64_t pair,
     for (int64_t i = 0; i < columns; i += kLanes<T>) {
       Vec<T> g = {};
       if (a.grad_entropy) {
+        // In this order the floor replaces a NaN: a blind row subtracts -inf from -inf.
         const Vec<T> log_weight =
-            maximum<T>(load(grad + i) - lse[row], broadcast(VectorTraits<T>::kExpFloor));
+            maximum<T>(broadcast(VectorTraits<T>::kExpFloor), load(grad + i) - lse[row]);
         g = -a.grad_entropy[first + row] * VectorTraits<T>::kLog2e * log_weight;
       }
       if (a.grad_weights) g += load_at_most(a.grad_weights + (first + row) * keys + i, keys - i);
@@ -134,22 +135,35 @@ void start_grad(const AttentionBackward<T>& a, const Block& block, int64_t pair,
   }
 }
 
-// grad_j = scale * weights_j * (grad_j - sum_i weights_i grad_i + grad_lse) for a tile of rows.
+// grad_j = scale * weights_j * (grad_j - sum_i weights_i grad_i + grad_lse) for a tile of rows, of
+// which row 0 sees `keys` keys and each further row `more` more, up to a whole vector.
 template <class T, int kRows = kTileRows>
-void softmax_grad_rows(int64_t rows, const T* weights, T* grad, int64_t stride, int64_t columns,
-                       T scale, const T* grad_lse) {
+void softmax_grad_rows(int64_t rows, const T* weights, T* grad, int64_t stride, int64_t keys,
+                       int64_t more, T scale, const T* grad_lse) {
   if constexpr (kRows > 1) {
     if (rows < kRows) {
-      return softmax_grad_rows<T, kRows - 1>(rows, weights, grad, stride, columns, scale, grad_lse);
+      return softmax_grad_rows<T, kRows - 1>(rows, weights, grad, stride, keys, more, scale,
+                                             grad_lse);
     }
   }
+  const int64_t seen_by_all = round_down(keys, kLanes<T>);
+  const int64_t columns = round_up(keys + more * (kRows - 1), kLanes<T>);
   Vec<T> shift[kRows];
 #pragma GCC unroll 6
   for (int row = 0; row < kRows; ++row) shift[row] = Vec<T>{};
-  for (int64_t i = 0; i < columns; i += kLanes<T>) {
+  for (int64_t i = 0; i < seen_by_all; i += kLanes<T>) {
 #pragma GCC unroll 6
     for (int row = 0; row < kRows; ++row) {
       shift[row] -= load(weights + row * stride + i) * load(grad + row * stride + i);
+    }
+  }
+  for (int64_t i = seen_by_all; i < columns; i += kLanes<T>) {
+    const Vec<T> beyond_row_0 = lane_numbers<T>() + T(i - keys);
+#pragma GCC unroll 6
+    for (int row = 0; row < kRows; ++row) {
+      const Vec<T> seen =
+          beyond_row_0 < T(row) * T(more) ? load(grad + row * stride + i) : Vec<T>{};
+      shift[row] -= load(weights + row * stride + i) * seen;
     }
   }
 #pragma GCC unroll 6
@@ -174,7 +188,8 @@ void softmax_grad(const AttentionBackward<T>& a, const Block& block, int64_t pai
     end = block.tiles.end(row);
     const int64_t columns = block.tile_columns<T>(row);
     softmax_grad_rows<T>(end - row, scratch.weights + row * stride, scratch.grad + row * stride,
-                         stride, columns, a.scale, grad_lse ? grad_lse + row : nullptr);
+                         stride, block.visible_keys(row), a.shape.causal, a.scale,
+                         grad_lse ? grad_lse + row : nullptr);
     for (int64_t r = row; r < end; ++r) {
       const int64_t padded_columns = block.padded_columns<T>(r);
       for (int64_t i = columns; i < padded_columns; i += kLanes<T>) {
@@ -182,6 +197,23 @@ void softmax_grad(const AttentionBackward<T>& a, const Block& block, int64_t pai
       }
     }
   }
+}
+
+// The queries of a block as panels. A blind row has no gradient, so it must not come to a product
+// of zeros and the infinities that blinded it.
+template <class T>
+Panels<T> pack_queries(const AttentionBackward<T>& a, const Block& block, const T* lse, const T* q,
+                       const BackwardScratch<T>& scratch) {
+  const int64_t dim = a.shape.dim;
+  int64_t blind = 0;
+  for (int64_t row = 0; row < block.rows; ++row) blind += is_blind(lse[row]);
+  if (blind == 0) return pack(q, a.q.time_stride, block.rows, dim, scratch.queries);
+  const Panels<T> panels = pack_always(q, a.q.time_stride, block.rows, dim, scratch.queries);
+  for (int64_t d = 0; d < dim; d += kPanel<T>) {
+    clear_blind(lse, block.rows, scratch.queries + d * block.rows, kPanel<T>, kPanel<T>);
+  }
+  clear_blind(lse, block.rows, scratch.grad, scratch.stride, scratch.stride);
+  return panels;
 }
 
 template <class T>
@@ -203,12 +235,15 @@ void backward_block(const AttentionBackward<T>& a, const Block& block,
                           a.grad_v.at(x.pair, heads, 0), a.grad_v.time_stride, accumulate, x.fetch);
   }
   softmax_grad(a, block, x.pair, scratch);
-  multiply_over_keys(block, scratch.grad, scratch.stride, x.keys,
-                     a.grad_q.at(x.pair, heads, block.first), a.grad_q.time_stride, x.fetch);
+  const T* lse = a.lse + x.pair * a.shape.queries + block.first;
   const T* q = a.q.at(x.pair, heads, block.first);
-  multiply_over_queries(block, scratch.grad, scratch.stride,
-                        pack(q, a.q.time_stride, block.rows, dim, scratch.queries),
-                        a.grad_k.at(x.pair, heads, 0), a.grad_k.time_stride, accumulate, x.fetch);
+  const Panels<T> queries = pack_queries(a, block, lse, q, scratch);
+  T* grad_q = a.grad_q.at(x.pair, heads, block.first);
+  multiply_over_keys(block, scratch.grad, scratch.stride, x.keys, grad_q, a.grad_q.time_stride,
+                     x.fetch);
+  clear_blind(lse, block.rows, grad_q, a.grad_q.time_stride, dim);
+  multiply_over_queries(block, scratch.grad, scratch.stride, queries, a.grad_k.at(x.pair, heads, 0),
+                        a.grad_k.time_stride, accumulate, x.fetch);
 }
 
 template <class T>

@@ -13,13 +13,13 @@ struct RowSums {
         moment(wants_moment ? arena.take<T>(round_up(rows, kLanes<T>)) : nullptr) {}
 
   T* max;     // m
-  T* sum;     // sum_j exp(s_j - m)
+  T* sum;     // sum_j exp(s_j - m), or 1 if m is -inf
   T* moment;  // sum_j exp(s_j - m) * (s_j - m), or null: not wanted
 };
 
 // exp(score - max) of a tile of rows, of which row 0 sees `keys` keys and each further row `more`
-// more, up to a whole vector. Keys that are not seen become the lowest score and an exponential of
-// zero.
+// more, up to a whole vector. Keys that are not seen get a score of -inf and an exponential of
+// zero, and so do all keys of a row that sees no other scores.
 template <class T, int kRows = kTileRows>
 void exponentials(int64_t rows, T* scores, T* to, int64_t stride, int64_t keys, int64_t more,
                   const RowSums<T>& sums, int64_t first) {
@@ -29,7 +29,7 @@ void exponentials(int64_t rows, T* scores, T* to, int64_t stride, int64_t keys, 
     }
   }
   constexpr int n = kLanes<T>;
-  const Vec<T> lowest = broadcast(std::numeric_limits<T>::lowest());
+  const Vec<T> lowest = broadcast(-std::numeric_limits<T>::infinity());
   const int64_t seen_by_all = round_down(keys, n);
   const int64_t end = round_up(keys + more * (kRows - 1), n);
 
@@ -58,13 +58,15 @@ void exponentials(int64_t rows, T* scores, T* to, int64_t stride, int64_t keys, 
 #pragma GCC unroll 6
   for (int row = 0; row < kRows; ++row) {
     max[row] = max_lanes<T>(max[row]);
+    sums.max[first + row] = max[row][0];
+    max[row] = max[row] == lowest ? Vec<T>{} : max[row];  // -inf - -inf is no number
     sum[row] = Vec<T>{};
     moment[row] = Vec<T>{};
   }
   for (int64_t key = 0; key < end; key += n) {
 #pragma GCC unroll 6
     for (int row = 0; row < kRows; ++row) {
-      // The floor keeps the moment finite where the exponential is zero.
+      // The floor keeps the moment finite where the exponential is zero. A NaN stays one.
       const Vec<T> x = maximum<T>(load(scores + row * stride + key) - max[row],
                                   broadcast(VectorTraits<T>::kExpFloor));
       const Vec<T> e = exp<T>(x);
@@ -75,8 +77,9 @@ void exponentials(int64_t rows, T* scores, T* to, int64_t stride, int64_t keys, 
   }
 #pragma GCC unroll 6
   for (int row = 0; row < kRows; ++row) {
-    sums.max[first + row] = max[row][0];
-    sums.sum[first + row] = sum_lanes<T>(sum[row])[0];
+    const T total = sum_lanes<T>(sum[row])[0];
+    sums.sum[first + row] = total == 0 ? 1 : total;
+    if (total != total) sums.max[first + row] = total;  // which a maximum passes over
     if (sums.moment) sums.moment[first + row] = sum_lanes<T>(moment[row])[0];
   }
 }
@@ -106,12 +109,12 @@ void softmax(const Block& block, T* scores, T* weights, int64_t stride, T* captu
                     block.visible_keys(row), block.shape.causal, sums, row);
     for (int64_t r = row; r < end; ++r) {
       T* from = weights + r * stride;
-      const int64_t filled = round_up(block.visible_keys(r), kLanes<T>);
-      if (captured) {
-        write_row(from, filled, 1 / sums.sum[r], captured + r * block.shape.keys, block.shape.keys);
-      } else {
-        write_row(from, filled, 1 / sums.sum[r], from, block.padded_columns<T>(r));
-      }
+      T* to = captured ? captured + r * block.shape.keys : from;
+      const int64_t columns = captured ? block.shape.keys : block.padded_columns<T>(r);
+      const int64_t visible = block.visible_keys(r);
+      const T factor = 1 / sums.sum[r];
+      write_row(from, round_up(visible, kLanes<T>), factor, to, columns);
+      if (factor != factor) clear(to + visible, columns - visible);  // 0 * NaN is not 0
     }
   }
 }
@@ -128,6 +131,20 @@ void write_lse_and_entropy(const RowSums<T>& sums, int64_t rows, T* lse, T* entr
       const Vec<T> bits = (log_sum - load(sums.moment + i) / sum) * VectorTraits<T>::kLog2e;
       store_at_most(entropy + i, maximum<T>(bits, Vec<T>{}), rows - i);
     }
+  }
+}
+
+// Whether a row saw no score but -inf; `largest` may be the lse, too.
+template <class T>
+bool is_blind(T largest) {
+  return largest == -std::numeric_limits<T>::infinity();
+}
+
+// result [rows, dim] = 0 in blind rows, which products of zeros and infinities would miss.
+template <class T>
+void clear_blind(const T* largest, int64_t rows, T* result, int64_t stride, int64_t dim) {
+  for (int64_t row = 0; row < rows; ++row) {
+    if (is_blind(largest[row])) clear(result + row * stride, dim);
   }
 }
 
@@ -191,9 +208,11 @@ void forward_block(const AttentionForward<T>& a, const Block& block,
     write_lse_and_entropy(scratch.sums, block.rows, a.lse ? a.lse + row : nullptr,
                           a.entropy ? a.entropy + row : nullptr);
   }
+  T* out = a.out.at(x.pair, shape.heads, block.first);
   multiply_over_keys(block, captured ? captured : scratch.scores,
-                     captured ? shape.keys : scratch.stride, x.values,
-                     a.out.at(x.pair, shape.heads, block.first), a.out.time_stride, x.fetch);
+                     captured ? shape.keys : scratch.stride, x.values, out, a.out.time_stride,
+                     x.fetch);
+  clear_blind(scratch.sums.max, block.rows, out, a.out.time_stride, shape.dim);
 }
 
 template <class T>

@@ -5,7 +5,8 @@
 // of broadcast elements of A times vectors of B. Unless B is small, it is packed once per head into
 // panels [columns / kPanel][inner][kPanel]: a tile reads it in sequence, without tails. Query
 // rows are processed in blocks, which bounds the scratch to a few matrices [keys, dim] and [block,
-// keys]. Tiles right of the diagonal are skipped; what lies there within a tile has weight zero.
+// keys]. Tiles right of the diagonal are skipped. Within a tile that the diagonal crosses, products
+// take what is seen, step by step: a weight of zero would not do, because 0 * NaN is NaN.
 #include "cpu/vector.h"
 
 namespace bwt {
@@ -153,12 +154,9 @@ struct Panels {
   Panels from_row(int64_t row) const { return {data + row * stride, spread, stride}; }
 };
 
-// The matrix [rows, dim] where it is, if it has whole vectors and is small enough to stay near, or
-// else packed into memory[dim / kPanel][rows][kPanel].
+// The matrix [rows, dim] packed into memory[dim / kPanel][rows][kPanel].
 template <class T>
-Panels<T> pack(const T* matrix, int64_t stride, int64_t rows, int64_t dim, T* memory) {
-  const int64_t bytes = rows * dim * int64_t(sizeof(T));
-  if (dim % kLanes<T> == 0 && bytes <= kNearBytes) return {matrix, 1, stride};
+Panels<T> pack_always(const T* matrix, int64_t stride, int64_t rows, int64_t dim, T* memory) {
   T* to = memory;
   for (int64_t d = 0; d < dim; d += kPanel<T>) {
     for (int64_t row = 0; row < rows; ++row, to += kPanel<T>) {
@@ -168,6 +166,14 @@ Panels<T> pack(const T* matrix, int64_t stride, int64_t rows, int64_t dim, T* me
     }
   }
   return {memory, rows, kPanel<T>};
+}
+
+// The same, but where it is if it has whole vectors and is small enough to stay near.
+template <class T>
+Panels<T> pack(const T* matrix, int64_t stride, int64_t rows, int64_t dim, T* memory) {
+  const int64_t bytes = rows * dim * int64_t(sizeof(T));
+  if (dim % kLanes<T> == 0 && bytes <= kNearBytes) return {matrix, 1, stride};
+  return pack_always(matrix, stride, rows, dim, memory);
 }
 
 // factor * matrix [rows, dim] transposed, packed into memory[rows / kPanel][dim][kPanel].
@@ -213,7 +219,47 @@ struct Product {
   int64_t columns;
   bool accumulate;  // C += A B
   Fetch* fetch;     // goes on meanwhile
+  int64_t stairs =
+      0;  // steps that cross the diagonal: the last of a plain A, first of a transposed
 };
+
+// Adds one step of a product to the rows from kFirst to kEnd of a tile.
+template <class T, int kVectors, int kFirst, int kEnd>
+[[gnu::always_inline]] inline void add_step(const T* left, int64_t row_stride, const T* panel,
+                                            Vec<T>* sum) {
+#pragma GCC unroll 12
+  for (int i = kFirst * kVectors; i < kEnd * kVectors; ++i) {
+    sum[i] = left[i / kVectors * row_stride] * load(panel + i % kVectors * kLanes<T>) + sum[i];
+  }
+}
+
+// The last steps of a plain product: row r of the tile sees r of them.
+template <class T, int kVectors, int kRows, int kFirst = 1>
+[[gnu::always_inline]] inline void add_last_steps(const T* left, int64_t row_stride, const T* panel,
+                                                  int64_t panel_stride, Vec<T>* sum) {
+  if constexpr (kFirst < kRows) {
+    add_step<T, kVectors, kFirst, kRows>(left, row_stride, panel, sum);
+    add_last_steps<T, kVectors, kRows, kFirst + 1>(left + 1, row_stride, panel + panel_stride,
+                                                   panel_stride, sum);
+  }
+}
+
+// The first `stairs` steps of a transposed product: the last of them lacks the last row, the one
+// before it two rows, and so on.
+template <class T, int kVectors, int kRows, int kEnd = 1>
+[[gnu::always_inline]] inline void add_first_steps(int64_t stairs, const T*& left,
+                                                   int64_t left_stride, const T*& panel,
+                                                   int64_t panel_stride, Vec<T>* sum) {
+  if constexpr (kEnd < kRows) {
+    if (kRows - kEnd <= stairs) {
+      add_step<T, kVectors, 0, kEnd>(left, 1, panel, sum);
+      left += left_stride;
+      panel += panel_stride;
+    }
+    add_first_steps<T, kVectors, kRows, kEnd + 1>(stairs, left, left_stride, panel, panel_stride,
+                                                  sum);
+  }
+}
 
 // kRows rows and kVectors vectors of C, from a column on where a panel begins. The loops over the
 // sums must be unrolled, or else the sums are not registers.
@@ -230,15 +276,20 @@ template <class T, Left kLeft, int kRows, int kVectors>
   const T* left = p.left;
   const T* panel = p.panels.data + column * p.panels.spread;
   const int64_t panel_stride = p.panels.stride;
-  const int64_t inner = p.inner;
+  const int64_t inner = p.inner - p.stairs;
+  if constexpr (kLeft == Left::kTransposed) {
+    add_first_steps<T, kVectors, kRows>(p.stairs, left, inner_stride, panel, panel_stride, sum);
+  }
   for (int64_t step = 0; step < inner;) {
     const bool pause = p.fetch->some_lines() && step + kFetchSteps < inner;
     const int64_t next = pause ? step + kFetchSteps : inner;
     for (; step < next; ++step, left += inner_stride, panel += panel_stride) {
-#pragma GCC unroll 12
-      for (int i = 0; i < kSums; ++i) {
-        sum[i] = left[i / kVectors * row_stride] * load(panel + i % kVectors * n) + sum[i];
-      }
+      add_step<T, kVectors, 0, kRows>(left, row_stride, panel, sum);
+    }
+  }
+  if constexpr (kLeft == Left::kPlain) {
+    if (p.stairs > 0) {
+      add_last_steps<T, kVectors, kRows>(left, row_stride, panel, panel_stride, sum);
     }
   }
   if (accumulate) {
@@ -314,7 +365,8 @@ void multiply_over_keys(const Block& block, const T* weights, int64_t weights_st
     end = block.tiles.end(row);
     multiply<T, Left::kPlain>(
         end - row, {weights + row * weights_stride, weights_stride, panels, block.tile_keys(row),
-                    result + row * stride, stride, block.shape.dim, false, &fetch});
+                    result + row * stride, stride, block.shape.dim, false, &fetch,
+                    block.shape.causal ? end - row - 1 : 0});
   }
 }
 
@@ -329,10 +381,12 @@ void multiply_over_queries(const Block& block, const T* weights, int64_t weights
     end = tiles.end(key);
     const int64_t seen_from = shape.causal ? key - (shape.keys - shape.queries) - block.first : 0;
     const int64_t row = seen_from > 0 ? seen_from : 0;
+    // The keys of the tile that its first row does not see.
+    const int64_t hidden = end - block.visible_keys(row);
     multiply<T, Left::kTransposed>(
-        end - key,
-        {weights + row * weights_stride + key, weights_stride, panels.from_row(row),
-         block.rows - row, result + key * stride, stride, shape.dim, accumulate, &fetch});
+        end - key, {weights + row * weights_stride + key, weights_stride, panels.from_row(row),
+                    block.rows - row, result + key * stride, stride, shape.dim, accumulate, &fetch,
+                    hidden > 0 ? hidden : 0});
   }
 }
 

@@ -14,6 +14,7 @@
 #include <tuple>
 #include <vector>
 
+#include "cpu/checks.h"
 #include "cpu/pieces.h"
 #include "cpu/tensors.h"
 
@@ -204,25 +205,16 @@ struct TableMemory {
   Real* numbers;
 };
 
-std::vector<double> logarithms(const Tensor& channel) {
-  const double* p = data<double>(channel);
-  std::vector<double> logs(channel.numel());
-  for (size_t i = 0; i < logs.size(); ++i) logs[i] = std::log(p[i]);
-  return logs;
-}
-
 template <class Real, class Out>
-void noisy(const Tensor& keys, const Tensor& values, int symbols, const Tensor& probability,
+void noisy(const Tensor& keys, const Tensor& values, int symbols, const Tensor& channel,
            const Outputs& outputs, FirstFault& first_fault) {
   const int64_t length = keys.size(1);
   const StepView steps = step_view(keys, values);
   const RowWriter<Out> writer = outputs.writer<Out>();
-  const std::vector<double> logs = logarithms(probability);
-  const Channel channel{data<double>(probability), logs.data()};
   torch::stable::parallel_for(0, keys.size(0), 1, [&](int64_t begin, int64_t end) {
     TableMemory<Real> table(symbols, false);
     BWT_SIMD_CALL(
-        noisy_sequences, begin, end, steps, symbols, channel, table.numbers, false,
+        noisy_sequences, begin, end, steps, symbols, data<double>(channel), table.numbers, false,
         [&](int64_t b) { return writer.at(b, length, symbols); },
         [&](int64_t b, int64_t fault, RowWriter<Out>& out) {
           settle(b, fault, out, length, symbols, first_fault);
@@ -233,14 +225,12 @@ void noisy(const Tensor& keys, const Tensor& values, int symbols, const Tensor& 
 template <class Real, class In>
 void channel_gradient(const Tensor& d_posterior, const Tensor& d_entropy,
                       const Tensor& d_later_evidence, const Tensor& keys, const Tensor& values,
-                      const Tensor& probability, double* total) {
+                      const Tensor& channel, double* total) {
   const int64_t batch = keys.size(0), length = keys.size(1);
-  const int symbols = static_cast<int>(probability.size(0));
+  const int symbols = static_cast<int>(channel.size(0));
   const StepView steps = step_view(keys, values);
   const int64_t pieces = std::min(batch, kGradientPieces);
   const size_t entries = static_cast<size_t>(symbols) * symbols;
-  const std::vector<double> logs = logarithms(probability);
-  const Channel channel{data<double>(probability), logs.data()};
   std::vector<double> sums(pieces * entries);
   torch::stable::parallel_for(0, pieces, 1, [&](int64_t begin, int64_t end) {
     TableMemory<Real> table(symbols, true);
@@ -251,7 +241,7 @@ void channel_gradient(const Tensor& d_posterior, const Tensor& d_entropy,
             data<double>(d_later_evidence) + b * length, sums.data() + piece * entries};
       };
       BWT_SIMD_CALL(noisy_sequences, batch * piece / pieces, batch * (piece + 1) / pieces, steps,
-                    symbols, channel, table.numbers, true, sink, [](auto...) {});
+                    symbols, data<double>(channel), table.numbers, true, sink, [](auto...) {});
     }
   });
   for (int64_t piece = 0; piece < pieces; ++piece) {
@@ -260,6 +250,23 @@ void channel_gradient(const Tensor& d_posterior, const Tensor& d_entropy,
 }
 
 using Results = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+
+constexpr const char* kOp = "bijection_posterior";
+
+void check_ids(const Tensor& keys, const Tensor& values) {
+  check_that(is_id_matrix(keys), kOp, "keys");
+  check_that(
+      values.scalar_type() == keys.scalar_type() && has_sizes(values, {keys.size(0), keys.size(1)}),
+      kOp, "values");
+}
+
+void check_channel(const Tensor& channel) {
+  check_that(channel.dim() == 2, kOp, "channel");
+  const int64_t symbols = channel.size(0);
+  check_that(channel.scalar_type() == ScalarType::Double && channel.size(1) == symbols &&
+                 1 <= symbols && symbols <= kMaxNoisySymbols,
+             kOp, "channel");
+}
 
 Outputs new_outputs(const Tensor& keys, int64_t symbols, ScalarType dtype) {
   const int64_t batch = keys.size(0), length = keys.size(1);
@@ -275,6 +282,9 @@ Results results(const Outputs& outputs, const FirstFault& first_fault) {
 
 Results bijection_posterior(const Tensor& keys, const Tensor& values, int64_t num_symbols,
                             ScalarType dtype) {
+  check_ids(keys, values);
+  check_that(1 <= num_symbols && num_symbols <= kMaxSymbols, kOp, "num_symbols");
+  check_that(is_float(dtype), kOp, "dtype");
   const Outputs outputs = new_outputs(keys, num_symbols, dtype);
   FirstFault first_fault;
   const bool narrow = dtype == ScalarType::Float;
@@ -285,8 +295,12 @@ Results bijection_posterior(const Tensor& keys, const Tensor& values, int64_t nu
   return results(outputs, first_fault);
 }
 
-Results bijection_posterior_noisy(const Tensor& keys, const Tensor& values, const Tensor& channel,
-                                  ScalarType dtype) {
+Results bijection_posterior_noisy(const Tensor& keys, const Tensor& values,
+                                  const Tensor& any_channel, ScalarType dtype) {
+  check_ids(keys, values);
+  check_channel(any_channel);
+  check_that(is_float(dtype), kOp, "dtype");
+  const Tensor channel = packed(any_channel);
   const Outputs outputs = new_outputs(keys, channel.size(0), dtype);
   FirstFault first_fault;
   const bool narrow = dtype == ScalarType::Float;
@@ -299,14 +313,25 @@ Results bijection_posterior_noisy(const Tensor& keys, const Tensor& values, cons
 
 Tensor bijection_posterior_backward(const Tensor& d_posterior, const Tensor& d_entropy,
                                     const Tensor& d_later_evidence, const Tensor& keys,
-                                    const Tensor& values, const Tensor& channel) {
+                                    const Tensor& values, const Tensor& any_channel) {
+  check_ids(keys, values);
+  check_channel(any_channel);
+  const int64_t batch = keys.size(0), length = keys.size(1);
+  const ArgumentCheck same(kOp, d_posterior.scalar_type(), "grad_posterior");
+  same.sizes("grad_posterior", d_posterior, {batch, length, any_channel.size(0)});
+  same.sizes("grad_entropy", d_entropy, {batch, length});
+  check_that(d_later_evidence.scalar_type() == ScalarType::Double &&
+                 has_sizes(d_later_evidence, {batch, length}),
+             kOp, "grad_later_evidence");
+  const Tensor channel = packed(any_channel);
   Tensor d_channel = torch::stable::new_zeros(channel, {channel.size(0), channel.size(1)});
   double* total = mutable_data<double>(d_channel);
   const bool narrow = d_posterior.scalar_type() == ScalarType::Float;
   auto run = needs_wide(data<double>(channel), channel.numel(), keys.size(1))
                  ? (narrow ? channel_gradient<Wide, float> : channel_gradient<Wide, double>)
                  : (narrow ? channel_gradient<double, float> : channel_gradient<double, double>);
-  run(d_posterior, d_entropy, d_later_evidence, keys, values, channel, total);
+  run(packed(d_posterior), packed(d_entropy), packed(d_later_evidence), keys, values, channel,
+      total);
   return d_channel;
 }
 

@@ -291,7 +291,7 @@ class BlockedTable {
 // make_sink(b) gives the sink of a sequence; report(b, fault, sink) is told of faults.
 template <class Real, class MakeSink, class Report>
 void noisy_sequences(int64_t begin, int64_t end, const StepView& steps, int symbols,
-                     const Channel& channel, Real* table, bool adjoints, MakeSink make_sink,
+                     const double* channel, Real* table, bool adjoints, MakeSink make_sink,
                      Report report) {
   const BlockedTable<Real> levels(symbols, table, adjoints);
   std::vector<char> memory(LadderScratch<Real>::bytes(symbols));

@@ -5,6 +5,7 @@
 
 #include <tuple>
 
+#include "cpu/checks.h"
 #include "cpu/pieces.h"
 #include "cpu/tensors.h"
 
@@ -30,6 +31,7 @@ void run_all(const Tensor& x, const Tensor& y, const Tensor& slope) {
 }
 
 std::tuple<Tensor, Tensor> gelu(const Tensor& x, bool with_slope) {
+  check_that(is_float(x.scalar_type()), "gelu", "x");
   const Tensor dense = packed(x);
   const Tensor y = allocate(dense, dense.sizes());
   const Tensor slope = with_slope ? allocate(dense, dense.sizes()) : allocate(dense, {0});

@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "arena.h"
+#include "cpu/checks.h"
+#include "cpu/hmm_filter_exact.h"
 #include "cpu/pieces.h"
 #include "cpu/tensors.h"
 
@@ -60,6 +62,26 @@ struct Kernels<double> {
   }
 };
 
+ArgumentCheck check(const char* op, const Tensor& observations, const Tensor& initial,
+                    const Tensor& transition, const Tensor& emission,
+                    const std::optional<Tensor>& lengths) {
+  const ArgumentCheck check(op, initial.scalar_type(), "initial");
+  check.that(is_id_matrix(observations), "observations");
+  check.that(initial.dim() >= 1, "initial");
+  check.that(emission.dim() >= 1, "emission");
+  const int64_t batch = observations.size(0), states = initial.size(initial.dim() - 1),
+                symbols = emission.size(emission.dim() - 1);
+  check.that(1 <= states && states <= kMaxHmmStates, "initial");
+  check.that(symbols >= 1, "emission");
+  check.shared_or_own("initial", initial, batch, {states});
+  check.shared_or_own("transition", transition, batch, {states, states});
+  check.shared_or_own("emission", emission, batch, {states, symbols});
+  check.that(
+      !lengths || (lengths->scalar_type() == ScalarType::Long && has_sizes(*lengths, {batch})),
+      "lengths");
+  return check;
+}
+
 // Tensors in the layout that the kernels take.
 struct Inputs {
   Inputs(const Tensor& observations, const Tensor& initial, const Tensor& transition,
@@ -101,8 +123,12 @@ int64_t block_count(const HmmModel<T>& model) {
 template <class T>
 void forward(const Inputs& inputs, const Tensor& filtered, const Tensor& predicted,
              const Tensor& log_likelihood) {
-  const HmmForward<T> arguments{inputs.model<T>(), mutable_data<T>(filtered),
-                                mutable_data<T>(predicted), mutable_data<T>(log_likelihood),
+  std::vector<uint8_t> delicate(filtered.size(0));
+  const HmmForward<T> arguments{inputs.model<T>(),
+                                mutable_data<T>(filtered),
+                                mutable_data<T>(predicted),
+                                mutable_data<T>(log_likelihood),
+                                delicate.data(),
                                 2 * filtered.numel() * int64_t(sizeof(T)) > kStreamedBytes};
   const HmmModel<T>& m = arguments.model;
   const int64_t work = (m.steps * (m.states + 4) + m.symbols) * m.states * Kernels<T>::block(m);
@@ -110,6 +136,10 @@ void forward(const Inputs& inputs, const Tensor& filtered, const Tensor& predict
   torch::stable::parallel_for(0, block_count(m), grain, [&](int64_t begin, int64_t end) {
     std::vector<char> scratch(Kernels<T>::scratch(arguments));
     Kernels<T>::run(arguments, begin, end, scratch.data());
+    const int64_t size = Kernels<T>::block(m);
+    for (int64_t b = begin * size; b < std::min(end * size, m.batch); ++b) {
+      if (delicate[b]) exact_forward(arguments, b);
+    }
   });
   STD_TORCH_CHECK(std::none_of(arguments.log_likelihood, arguments.log_likelihood + m.batch,
                                [](T x) { return std::isnan(x); }),
@@ -119,6 +149,7 @@ void forward(const Inputs& inputs, const Tensor& filtered, const Tensor& predict
 std::tuple<Tensor, Tensor, Tensor> hmm_filter(const Tensor& observations, const Tensor& initial,
                                               const Tensor& transition, const Tensor& emission,
                                               const std::optional<Tensor>& lengths) {
+  check("hmm_filter", observations, initial, transition, emission, lengths);
   const Inputs inputs(observations, initial, transition, emission, lengths);
   const int64_t B = observations.size(0), T = observations.size(1);
   const int64_t S = initial.size(initial.dim() - 1);
@@ -157,11 +188,35 @@ std::optional<Tensor> dense(const std::optional<Tensor>& gradient) {
 }
 
 template <class T>
-void run_pieces(const HmmBackward<T>& arguments, const std::vector<HmmSharedGradients>& shared) {
-  const int64_t pieces = shared.size();
+void clear_sums(const HmmModel<T>& m, const HmmSharedGradients& sums) {
+  if (sums.initial) std::fill_n(sums.initial, m.states, 0.0);
+  if (sums.transition) std::fill_n(sums.transition, m.states * m.states, 0.0);
+  if (sums.emission) std::fill_n(sums.emission, m.states * m.symbols, 0.0);
+}
+
+// A piece in which sequences turned out to be delicate is done again without them.
+template <class T>
+void run_pieces(HmmBackward<T> arguments, const std::vector<HmmSharedGradients>& shared) {
+  const HmmModel<T>& m = arguments.model;
+  const int64_t pieces = shared.size(), blocks = block_count(m), size = Kernels<T>::block(m);
+  std::vector<uint8_t> delicate(m.batch);
+  arguments.delicate = delicate.data();
   torch::stable::parallel_for(0, pieces, 1, [&](int64_t begin, int64_t end) {
     std::vector<char> scratch(Kernels<T>::scratch(arguments));
     Kernels<T>::run(arguments, begin, end, pieces, shared.data(), scratch.data());
+    for (int64_t piece = begin; piece < end; ++piece) {
+      const int64_t first = blocks * piece / pieces * size;
+      const int64_t last = std::min(blocks * (piece + 1) / pieces * size, m.batch);
+      const auto marks = delicate.begin();
+      if (std::find(marks + first, marks + last, 1) == marks + last) continue;
+      if (!arguments.smoothed) {
+        clear_sums(m, shared[piece]);
+        Kernels<T>::run(arguments, piece, piece + 1, pieces, shared.data(), scratch.data());
+      }
+      for (int64_t b = first; b < last; ++b) {
+        if (delicate[b]) exact_backward(arguments, b, shared[piece]);
+      }
+    }
   });
 }
 
@@ -176,7 +231,7 @@ void add_pieces(const std::vector<double>& sums, int64_t stride, const Tensor& t
   for (int64_t i = 0; i < stride; ++i) {
     double sum = 0;
     for (size_t at = i; at < sums.size(); at += stride) sum += sums[at];
-    to[i] = static_cast<T>(sum);
+    to[i] = saturated<T>(sum);
   }
 }
 
@@ -211,6 +266,16 @@ std::tuple<Tensor, Tensor, Tensor> hmm_filter_backward(
     const Tensor& initial, const Tensor& transition, const Tensor& emission,
     const std::optional<Tensor>& lengths, const Tensor& filtered, const Tensor& predicted,
     const Tensor& log_likelihood) {
+  const ArgumentCheck same =
+      check("hmm_filter", observations, initial, transition, emission, lengths);
+  const int64_t B = observations.size(0), T = observations.size(1),
+                S = initial.size(initial.dim() - 1);
+  same.sizes("filtered", filtered, {B, T, S});
+  same.sizes("predicted", predicted, {B, T, S});
+  same.sizes("log_likelihood", log_likelihood, {B});
+  same.sizes("grad_filtered", grad_filtered, {B, T, S});
+  same.sizes("grad_predicted", grad_predicted, {B, T, S});
+  same.sizes("grad_log_likelihood", grad_log_likelihood, {B});
   const Gradients gradients{torch::stable::new_zeros(initial, initial.sizes()),
                             torch::stable::new_zeros(transition, transition.sizes()),
                             torch::stable::new_zeros(emission, emission.sizes())};
@@ -233,6 +298,13 @@ void smooth(const Inputs& inputs, const Saved& saved, const Tensor& smoothed) {
 Tensor hmm_smooth(const Tensor& observations, const Tensor& initial, const Tensor& transition,
                   const Tensor& emission, const std::optional<Tensor>& lengths,
                   const Tensor& filtered, const Tensor& predicted, const Tensor& log_likelihood) {
+  const ArgumentCheck same =
+      check("hmm_smooth", observations, initial, transition, emission, lengths);
+  const int64_t B = observations.size(0), T = observations.size(1),
+                S = initial.size(initial.dim() - 1);
+  same.sizes("filtered", filtered, {B, T, S});
+  same.sizes("predicted", predicted, {B, T, S});
+  same.sizes("log_likelihood", log_likelihood, {B});
   const Tensor smoothed = allocate(filtered, filtered.sizes());
   if (observations.numel() > 0) {
     Saved saved;

@@ -81,6 +81,7 @@ void backward_groups(const HmmBackward<T>& a, int64_t begin, int64_t end, int64_
   GroupBackwardScratch<T> scratch(m, a.smoothed != nullptr, arena);
   scratch.transition.load_shared(m);
   scratch.tables.load_shared(m);
+  scratch.care = shared_care(m);
   if (!a.smoothed && !m.own_emission) clear(scratch.grad_tables, table_size(m));
   if (!a.smoothed && !m.own_transition) clear(scratch.grad_transition, m.states * scratch.stride);
   const int64_t groups = (m.batch + scratch.group - 1) / scratch.group;

@@ -52,15 +52,17 @@ template <class T, int kStates>
 }
 
 // From the last step of a chunk to its first. `later` is A predicted'_{t+1}; after the chunk, that
-// of the step before. Replaces scratch.adjoint by predicted', or in smoothing by smoothed.
-template <class T, int kStates, bool kSmooth>
-void backward_chunk(const HmmBackward<T>& a, const LaneBackwardScratch<T>& scratch,
-                    const LaneBlock<T>& block, int64_t begin, int64_t end, Vec<T> grad_log,
-                    Vec<T>* carried) {
+// of the step before. Replaces scratch.adjoint by predicted', or in smoothing by smoothed. Returns
+// the lanes of sequences that turned out to be delicate.
+template <class T, int kStates, bool kSmooth, bool kWatched>
+Bits<T> backward_chunk(const HmmBackward<T>& a, const LaneBackwardScratch<T>& scratch,
+                       const LaneBlock<T>& block, int64_t begin, int64_t end, Vec<T> grad_log,
+                       Vec<T>* carried) {
   constexpr int n = kLanes<T>;
   const LaneParameters<T> parameters = scratch.parameters;
   const bool has_filtered = a.grad_filtered != nullptr, has_predicted = a.grad_predicted != nullptr;
   Vec<T> later[kStates];
+  Bits<T> delicate = {};
 #pragma GCC unroll 8
   for (int j = 0; j < kStates; ++j) later[j] = carried[j];
   for (int64_t t = end - 1; t >= begin; --t) {
@@ -85,7 +87,8 @@ void backward_chunk(const HmmBackward<T>& a, const LaneBackwardScratch<T>& scrat
       sum += joint[j];
       mean = later[j] * f[j] + mean;
     }
-    const Bits<T> possible = active & (sum >= std::numeric_limits<T>::min());
+    const Bits<T> possible = active & (sum >= T(1));
+    delicate |= active & ~possible;
     const Vec<T> inverse = T(1) / (possible ? sum : broadcast(T(1)));
     const Vec<T> scale = T(1) / (mean > T(0) ? mean : broadcast(T(1)));
     Vec<T> adjoint[kStates], grad_e[kStates];
@@ -98,7 +101,13 @@ void backward_chunk(const HmmBackward<T>& a, const LaneBackwardScratch<T>& scrat
         grad_e[j] = possible ? grad_e[j] : Vec<T>{};
         if (has_predicted) adjoint[j] += load(scratch.adjoint + at + j * n);
       }
-      adjoint[j] = possible ? adjoint[j] : Vec<T>{};
+      // What is never reached has no part in smoothing.
+      adjoint[j] =
+          (kSmooth && kWatched ? possible & (p[j] > T(0)) : possible) ? adjoint[j] : Vec<T>{};
+      if (kWatched) {
+        delicate |= active & sinking<T>(joint[j], sum * kHmmFloor<T>);
+        delicate |= too_large<T>(adjoint[j]);
+      }
       store(scratch.adjoint + at + j * n, kSmooth ? adjoint[j] * p[j] : adjoint[j]);
     }
     if (!kSmooth) add_emissions<T, kStates>(parameters, t - begin, grad_e, scratch.grad_table);
@@ -112,6 +121,7 @@ void backward_chunk(const HmmBackward<T>& a, const LaneBackwardScratch<T>& scrat
   }
 #pragma GCC unroll 8
   for (int j = 0; j < kStates; ++j) carried[j] = later[j];
+  return delicate;
 }
 
 // grad_transition += sum over the steps of a chunk of filtered_{t-1}^T predicted'_t.
@@ -208,12 +218,16 @@ void backward_block(const HmmBackward<T>& a, int64_t number, const HmmSharedGrad
   Vec<T> grad_log = {};
   for (int lane = 0; lane < block.lanes; ++lane) {
     // Neither impossible nor malformed sequences have a gradient.
-    if (!(a.log_likelihood[block.first + lane] > -std::numeric_limits<T>::infinity())) {
+    if (!(a.log_likelihood[block.first + lane] > -std::numeric_limits<T>::infinity()) ||
+        a.delicate[block.first + lane]) {
       block.set_length(lane, 0);
     }
     if (a.grad_log_likelihood) grad_log[lane] = a.grad_log_likelihood[block.first + lane];
   }
   scratch.parameters.load_own(m, block);
+  const auto run = any<T>(block.watched) ? backward_chunk<T, kStates, kSmooth, true>
+                                         : backward_chunk<T, kStates, kSmooth, false>;
+  Bits<T> delicate = block.watched & block.tiny;
   clear(scratch.grad_initial, kStates * n);
   clear(scratch.grad_transition, kStates * kStates * n);
   if (!kSmooth && m.own_emission) clear(scratch.grad_table, table_size(m) * n);
@@ -236,7 +250,7 @@ void backward_block(const HmmBackward<T>& a, int64_t number, const HmmSharedGrad
       block.point(a.grad_predicted, size, begin * kStates, rows);
       load_rows(rows, count, scratch.adjoint);
     }
-    backward_chunk<T, kStates, kSmooth>(a, scratch, block, begin, end, grad_log, later);
+    delicate |= run(a, scratch, block, begin, end, grad_log, later);
     if (kSmooth) {
       block.point(a.smoothed, size, begin * kStates, smoothed);
       store_rows(scratch.adjoint, count, block.lanes, smoothed);
@@ -246,6 +260,9 @@ void backward_block(const HmmBackward<T>& a, int64_t number, const HmmSharedGrad
         __builtin_memcpy(scratch.grad_initial, scratch.adjoint, kStates * n * sizeof(T));
       }
     }
+  }
+  for (int lane = 0; lane < block.lanes; ++lane) {
+    if (delicate[lane] && block.length[lane] > 0) a.delicate[block.first + lane] = 1;
   }
   if (kSmooth) return;
   scratch.summed_steps += m.steps * n;

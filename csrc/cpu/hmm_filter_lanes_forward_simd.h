@@ -28,6 +28,7 @@ struct LaneState {
   Vec<T> scale = sum, inverse = sum;  // of the sum; 0 once the sequence has become impossible
   Bits<T> exponents = {};             // of all sums, biased
   Bits<T> impossible = {};
+  Bits<T> delicate = {};
 };
 
 // 2^-k for a normal number in [2^k, 2^(k+1)).
@@ -35,7 +36,8 @@ template <class T>
 [[gnu::always_inline]] inline Vec<T> power_below_inverse(Vec<T> x) {
   using Traits = VectorTraits<T>;
   constexpr auto kMantissa = (Integer<T>(1) << Traits::kMantissaBits) - 1;
-  return (Vec<T>)(2 * Traits::kOneBits - ((Bits<T>)x & ~kMantissa));
+  const Patterns<T> twice = (Patterns<T>)(Bits<T>{} + 2 * Traits::kOneBits);
+  return (Vec<T>)(twice - (Patterns<T>)((Bits<T>)x & ~kMantissa));
 }
 
 template <class T, int kCount>
@@ -49,7 +51,7 @@ template <class T, int kCount>
 // `rows` are those of both outputs that the chunk will be written to. They are fetched into the
 // cache beside the arithmetic, which is a long chain of dependent steps, whereas the stores would
 // have to wait for memory all at once.
-template <class T, int kStates>
+template <class T, int kStates, bool kWatched>
 void forward_chunk(const LaneForwardScratch<T>& scratch, const LaneBlock<T>& block, bool ragged,
                    int64_t begin, int64_t end, T* const* rows, LaneState<T, kStates>& carried) {
   constexpr int n = kLanes<T>;
@@ -91,8 +93,15 @@ void forward_chunk(const LaneForwardScratch<T>& scratch, const LaneBlock<T>& blo
 #pragma GCC unroll 8
     for (int j = 0; j < kStates; ++j) state.joint[j] = scaled[j] * e[j];
     const Vec<T> sum = tree_sum<T, kStates>(state.joint);
-    const Bits<T> possible = sum >= std::numeric_limits<T>::min();
+    const Bits<T> possible = sum >= T(1);
     state.impossible |= active & ~possible;
+    state.delicate |= (Bits<T>)sum & ~possible;  // not 0
+    if (kWatched) {
+#pragma GCC unroll 8
+      for (int j = 0; j < kStates; ++j) {
+        state.delicate |= sinking<T>(state.joint[j], sum * kHmmFloor<T>);
+      }
+    }
     state.sum = ragged ? (active ? sum : state.sum) : sum;
     state.exponents += (Bits<T>)sum >> VectorTraits<T>::kMantissaBits;
     state.scale = (Vec<T>)((Bits<T>)power_below_inverse<T>(sum) & possible);
@@ -119,7 +128,10 @@ void forward_block(const HmmForward<T>& a, int64_t number, LaneForwardScratch<T>
   LaneBlock<T> block(m, number);
   const bool ragged = block.ragged(m.steps);
   scratch.parameters.load_own(m, block);
+  const auto run =
+      any<T>(block.watched) ? forward_chunk<T, kStates, true> : forward_chunk<T, kStates, false>;
   LaneState<T, kStates> state;
+  state.delicate = block.watched & block.tiny;
   int64_t exponents[n] = {};
   T* rows[2 * n];
   for (int64_t begin = 0; begin < m.steps; begin += scratch.chunk) {
@@ -128,13 +140,14 @@ void forward_block(const HmmForward<T>& a, int64_t number, LaneForwardScratch<T>
     scratch.parameters.find_rows(m, block, begin, end);
     block.point(a.predicted, size, begin * kStates, rows);
     block.point(a.filtered, size, begin * kStates, rows + n);
-    forward_chunk<T, kStates>(scratch, block, ragged, begin, end, rows, state);
+    run(scratch, block, ragged, begin, end, rows, state);
     for (int lane = 0; lane < n; ++lane) exponents[lane] += state.exponents[lane];
     state.exponents = Bits<T>{};
     store_rows(scratch.predicted, count, block.lanes, rows);
     store_rows(scratch.filtered, count, block.lanes, rows + n);
   }
   for (int lane = 0; lane < block.lanes; ++lane) {
+    a.delicate[block.first + lane] = state.delicate[lane] && !block.wrong[lane];
     const double log = log_of(state.sum[lane], exponents[lane], block.length[lane]);
     a.log_likelihood[block.first + lane] = block.wrong[lane] ? std::numeric_limits<T>::quiet_NaN()
                                            : state.impossible[lane]

@@ -100,7 +100,8 @@ struct LaneBlock {
   int64_t sequence[n];
   int64_t length[n];
   Bits<T> lengths;
-  Bits<T> wrong = {};  // what makes a sequence invalid
+  Bits<T> wrong = {};               // what makes a sequence invalid
+  Bits<T> watched = {}, tiny = {};  // as in Care
 };
 
 // The parameters of a block's sequences. Shared ones are put in place once.
@@ -118,6 +119,7 @@ struct LaneParameters {
   void load_shared(const HmmModel<T>& m) {
     const int64_t S = m.states;
     shared_wrong = shared_parameters_are_wrong(m);
+    care = shared_care(m);
     if (!m.own_initial) repeat(m.initial, S, initial);
     if (!m.own_transition) repeat(m.transition, S * S, transition);
     if (!m.own_emission) return fill_table(m, m.emission, table);
@@ -131,20 +133,27 @@ struct LaneParameters {
     const int64_t S = m.states, V = m.symbols;
     const T* rows[n];
     if (shared_wrong) block.wrong = ~Bits<T>{};
+    if (care.watched) block.watched = ~Bits<T>{};
+    if (care.tiny) block.tiny = ~Bits<T>{};
     if (m.own_initial) {
       block.point(m.initial, S, 0, rows);
       load_rows(rows, S, initial);
       block.wrong |= wrong_rows(initial, 1, S);
+      block.watched |= below(initial, S, kHmmSmall<T>).any;
     }
     if (m.own_transition) {
       block.point(m.transition, S * S, 0, rows);
       load_rows(rows, S * S, transition);
       block.wrong |= wrong_rows(transition, S, S);
+      const Below<T> steps = below(transition, S * S, kHmmSmall<T>);
+      block.watched |= steps.any;
+      block.tiny |= steps.positive;
     }
     if (m.own_emission) {
       block.point(m.emission, S * V, 0, rows);
       load_rows(rows, S * V, emission);
       block.wrong |= wrong_rows(emission, S, V);
+      block.tiny |= below(emission, S * V, kHmmSmallEmission<T>).positive;
       fill_tables(m);
     }
   }
@@ -185,10 +194,16 @@ struct LaneParameters {
   T* emission;       // [S,V][lane]
   int32_t* offsets;  // [lane][kOffsetsStride]: table rows of a chunk
   bool shared_wrong = false;
+  Care care;  // of the shared ones
 
  private:
   static void repeat(const T* from, int64_t count, T* to) {
     for (int64_t i = 0; i < count; ++i) store(to + i * n, broadcast(from[i]));
+  }
+  static Below<T> below(const T* numbers, int64_t count, T limit) {
+    Below<T> found;
+    for (int64_t i = 0; i < count; ++i) found.add(load(numbers + i * n), limit);
+    return found;
   }
   static Bits<T> wrong_rows(const T* rows, int64_t count, int64_t length) {
     Bits<T> wrong = {};

@@ -53,6 +53,71 @@ bool are_distributions(const T* rows, int64_t count, int64_t length) {
   return true;
 }
 
+// Lanes below a limit, and those among them that are positive.
+template <class T>
+struct Below {
+  [[gnu::always_inline]] void add(Vec<T> x, T limit) {
+    const Bits<T> small = x < limit;
+    any |= small;
+    positive |= small & (x > T(0));
+  }
+  Bits<T> any = {}, positive = {};
+};
+
+// What is to be looked after in a sequence, by its parameters (hmm_filter.h).
+struct Care {
+  bool watched = false;
+  bool tiny = false;  // delicate if it is watched
+
+  void add(const Care& other) {
+    watched |= other.watched;
+    tiny |= other.tiny;
+  }
+};
+
+// Null for parameters that do not count.
+template <class T>
+Care care_for(int64_t S, int64_t V, const T* initial, const T* transition, const T* emission) {
+  constexpr int n = kLanes<T>;
+  const auto below = [](const T* numbers, int64_t count, T limit) {
+    Below<T> found;
+    for (int64_t i = 0; numbers && i < count; i += n) {
+      // Lanes beyond the last are read as 1.
+      const Vec<T> x = load_at_most(numbers + i, count - i);
+      found.add(lane_numbers<T>() < T(count - i) ? x : broadcast(T(1)), limit);
+    }
+    return found;
+  };
+  const Below<T> start = below(initial, S, kHmmSmall<T>);
+  const Below<T> steps = below(transition, S * S, kHmmSmall<T>);
+  const Below<T> shown = below(emission, S * V, kHmmSmallEmission<T>);
+  return {any<T>(start.any | steps.any), any<T>(steps.positive | shown.positive)};
+}
+
+template <class T>
+Care shared_care(const HmmModel<T>& m) {
+  return care_for(m.states, m.symbols, m.own_initial ? nullptr : m.initial,
+                  m.own_transition ? nullptr : m.transition, m.own_emission ? nullptr : m.emission);
+}
+
+template <class T>
+Care own_care(const HmmModel<T>& m, int64_t b) {
+  const int64_t S = m.states, V = m.symbols;
+  return care_for(S, V, m.own_initial ? m.initial + b * S : nullptr,
+                  m.own_transition ? m.transition + b * S * S : nullptr,
+                  m.own_emission ? m.emission + b * S * V : nullptr);
+}
+
+// Lanes of what is positive, but might be lost later.
+template <class T>
+[[gnu::always_inline]] inline Bits<T> sinking(Vec<T> joint, Vec<T> limit) {
+  return (joint < limit) & (joint > T(0));
+}
+template <class T>
+[[gnu::always_inline]] inline Bits<T> too_large(Vec<T> x) {
+  return ~((x <= kHmmLargest<T>)&(x >= -kHmmLargest<T>));
+}
+
 using Words = Bits<float>;
 typedef uint32_t UnsignedWords __attribute__((vector_size(BWT_SIMD_BYTES)));
 constexpr int kWords = kLanes<float>;

@@ -79,11 +79,13 @@ struct GroupBackwardScratch {
   T* grad_transition = nullptr;  // [S, padded S], for each row or for all
   T* grad_tables = nullptr;      // as tables
   int64_t summed_steps = 0;
+  Care care;  // of shared parameters
 };
 
 struct BackwardRow {
   int64_t sequence;
   int64_t length;
+  bool watched;
 };
 
 // The numbers of one step of one sequence.
@@ -102,8 +104,9 @@ struct BackwardStep {
   bool has_predicted;  // whether `adjoint` holds a gradient of predicted
 };
 
-template <class T, bool kSmooth>
-void backward_step(const BackwardStep<T>& step, int64_t states) {
+// Returns whether its sequence turned out to be delicate.
+template <class T, bool kSmooth, bool kWatched>
+bool backward_step(const BackwardStep<T>& step, int64_t states) {
   constexpr int n = kLanes<T>;
   const BackwardStep<T> x = step;  // a copy, which stores to the arrays cannot change
   Vec<T> sums = {}, means = {};
@@ -115,20 +118,27 @@ void backward_step(const BackwardStep<T>& step, int64_t states) {
     means = f * load(x.filtered + i) + means;
   }
   const T sum = sum_lanes<T>(sums)[0], mean = sum_lanes<T>(means)[0];
-  const bool possible = sum >= std::numeric_limits<T>::min();
+  const bool possible = sum >= 1;
+  const Vec<T> limit = broadcast(sum * kHmmFloor<T>);
+  Bits<T> delicate = {};
   const T inverse = possible ? 1 / sum : 0, scale = kSmooth && mean > 0 ? 1 / mean : T(1);
   for (int64_t i = 0; i < states; i += n) {
     const Vec<T> p = load(x.predicted + i);
     const Vec<T> w = kSmooth ? load(x.later + i) * scale : load(x.later + i) - mean + x.grad_log;
-    Vec<T> adjoint = w * (load(x.emission + i) * inverse);
+    const Vec<T> e = load(x.emission + i);
+    Vec<T> adjoint = w * (e * inverse);
     if (kSmooth) {
+      // What is never reached has no part in smoothing.
+      if (kWatched) adjoint = p > T(0) ? adjoint : Vec<T>{};
       store_at_most(x.smoothed + i, p * adjoint, states - i);
     } else {
       store(x.grad_emission + i, load(x.grad_emission + i) + w * (p * kHmmLift<T> * inverse));
       if (x.has_predicted) adjoint += load(x.adjoint + i);
     }
+    if (kWatched) delicate |= sinking<T>(p * e, limit) | too_large<T>(adjoint);
     store(x.adjoint + i, adjoint);
   }
+  return !possible || any<T>(delicate);
 }
 
 // grad_transition += filtered_{t-1}^T predicted'_t, summed over steps.
@@ -183,7 +193,7 @@ void read_chunk(const HmmBackward<T>& a, const BackwardRow& row, int64_t r, int6
 }
 
 template <class T, bool kSmooth>
-void backward_step(const HmmBackward<T>& a, const BackwardRow& row, int64_t r, int64_t begin,
+bool backward_step(const HmmBackward<T>& a, const BackwardRow& row, int64_t r, int64_t begin,
                    int64_t t, GroupBackwardScratch<T>& scratch) {
   const HmmModel<T>& m = a.model;
   const int32_t offset = scratch.offsets[r * scratch.chunk + t];
@@ -202,7 +212,8 @@ void backward_step(const HmmBackward<T>& a, const BackwardRow& row, int64_t r, i
   if (a.grad_log_likelihood) step.grad_log = a.grad_log_likelihood[row.sequence];
   step.last = begin + t + 1 == row.length;
   step.has_predicted = a.grad_predicted != nullptr;
-  backward_step<T, kSmooth>(step, m.states);
+  return row.watched ? backward_step<T, kSmooth, true>(step, m.states)
+                     : backward_step<T, kSmooth, false>(step, m.states);
 }
 
 // The chunk that begins at a step, of all sequences of a group.
@@ -219,7 +230,9 @@ void backward_chunk(const HmmBackward<T>& a, const BackwardRow* rows, int64_t co
   for (int64_t t = most - 1; t >= 0; --t) {
     for (int64_t r = 0; r < count; ++r) {
       if (begin + t < rows[r].length) {
-        backward_step<T, kSmooth>(a, rows[r], r, begin, t, scratch);
+        if (backward_step<T, kSmooth>(a, rows[r], r, begin, t, scratch)) {
+          a.delicate[rows[r].sequence] = 1;
+        }
       } else {
         clear(scratch.adjoint.at(r, t), stride);
       }
@@ -274,7 +287,10 @@ void backward_group(const HmmBackward<T>& a, int64_t first, int64_t count,
     const int64_t sequence = first + r, length = length_of(m, sequence, &wrong);
     // Neither impossible nor malformed sequences have a gradient.
     const bool finite = a.log_likelihood[sequence] > -std::numeric_limits<T>::infinity();
-    rows[r] = {sequence, finite ? length : 0};
+    Care care = own_care(m, sequence);
+    care.add(scratch.care);
+    if (finite && length > 0 && care.watched && care.tiny) a.delicate[sequence] = 1;
+    rows[r] = {sequence, finite && !a.delicate[sequence] ? length : 0, care.watched};
     longest = rows[r].length > longest ? rows[r].length : longest;
     scratch.transition.load_own(m, sequence, r);
     scratch.tables.load_own(m, sequence, r);

@@ -236,6 +236,7 @@ struct GroupForwardScratch {
   T* product;        // [row, padded S]: joint * transition
   int32_t* offsets;  // [row, step]
   bool shared_wrong = false;
+  Care care;  // of shared parameters
 };
 
 // What a sequence carries from step to step.
@@ -246,6 +247,7 @@ struct GroupRow {
   T inverse = 1;
   bool wrong = false;
   bool impossible = false;
+  bool delicate = false;
   LogProduct likelihood;
 };
 
@@ -266,7 +268,7 @@ template <RowStore kStore, class T>
 }
 
 // One step of one sequence, from `product` (or the initial distribution) to `joint`.
-template <RowStore kStore, class T>
+template <RowStore kStore, bool kWatched, class T>
 void forward_step(const HmmForward<T>& a, const T* from, int64_t limit, const T* emission,
                   int64_t t, T* joint, GroupRow<T>& row) {
   constexpr int n = kLanes<T>;
@@ -283,13 +285,26 @@ void forward_step(const HmmForward<T>& a, const T* from, int64_t limit, const T*
     sum += u;
   }
   const T total = sum_lanes<T>(sum)[0];
-  const bool possible = total >= std::numeric_limits<T>::min();
+  const bool possible = total >= 1;
   row.inverse = possible ? 1 / total : 0;
   row.impossible |= !possible;
+  row.delicate |= !possible && total != 0;
   if (possible) row.likelihood.multiply(total);
+  const Vec<T> floor = broadcast(total * kHmmFloor<T>);
+  Bits<T> low = {};
   for (int64_t i = 0; i < S; i += n) {
-    store_row<kStore, T>(filtered, i, S, load(joint + i) * row.inverse);
+    const Vec<T> u = load(joint + i);
+    store_row<kStore, T>(filtered, i, S, u * row.inverse);
+    if (kWatched) low |= sinking<T>(u, floor);
   }
+  if (kWatched && any<T>(low)) row.delicate = true;
+}
+
+template <class T, bool kWatched>
+auto forward_step_for(bool streamed, bool whole) {
+  return streamed ? forward_step<RowStore::kStreamed, kWatched, T>
+         : whole  ? forward_step<RowStore::kWhole, kWatched, T>
+                  : forward_step<RowStore::kPartial, kWatched, T>;
 }
 
 template <class T>
@@ -300,11 +315,16 @@ void forward_group(const HmmForward<T>& a, int64_t first, int64_t count,
   const bool streamed = a.streamed && S * sizeof(T) % kLineBytes == 0;  // whole lines
   GroupRow<T> rows[kTileRows];
   int64_t longest = 0;
+  bool watched = false;
   for (int64_t r = 0; r < count; ++r) {
     GroupRow<T>& row = rows[r];
     row.sequence = first + r;
     row.wrong = scratch.shared_wrong || own_parameters_are_wrong(m, row.sequence);
     row.length = length_of(m, row.sequence, &row.wrong);
+    Care care = own_care(m, row.sequence);
+    care.add(scratch.care);
+    row.delicate = care.watched && care.tiny;
+    watched |= care.watched;
     longest = row.length > longest ? row.length : longest;
     scratch.transition.load_own(m, row.sequence, r);
     scratch.tables.load_own(m, row.sequence, r);
@@ -322,9 +342,8 @@ void forward_group(const HmmForward<T>& a, int64_t first, int64_t count,
     }
     if (t > 0) scratch.transition.multiply(count, scratch.joint, stride, scratch.product);
     const bool whole = S % kLanes<T> == 0 || t + 2 < m.steps;
-    const auto step = streamed ? forward_step<RowStore::kStreamed, T>
-                      : whole  ? forward_step<RowStore::kWhole, T>
-                               : forward_step<RowStore::kPartial, T>;
+    const auto step = watched ? forward_step_for<T, true>(streamed, whole)
+                              : forward_step_for<T, false>(streamed, whole);
     for (int64_t r = 0; r < count; ++r) {
       if (t >= rows[r].length) continue;
       const T* initial = m.initial + (m.own_initial ? rows[r].sequence * S : 0);
@@ -338,6 +357,7 @@ void forward_group(const HmmForward<T>& a, int64_t first, int64_t count,
     const int64_t end = (row.sequence * m.steps + row.length) * S;
     clear(a.filtered + end, (m.steps - row.length) * S);
     clear(a.predicted + end, (m.steps - row.length) * S);
+    a.delicate[row.sequence] = row.delicate && !row.wrong;
     const double log = row.likelihood.log(row.length * kHmmLiftExponent<T>);
     a.log_likelihood[row.sequence] = row.wrong        ? std::numeric_limits<T>::quiet_NaN()
                                      : row.impossible ? -std::numeric_limits<T>::infinity()
@@ -352,6 +372,7 @@ void forward_groups(const HmmForward<T>& a, int64_t begin, int64_t end, void* me
   scratch.transition.load_shared(a.model);
   scratch.tables.load_shared(a.model);
   scratch.shared_wrong = shared_parameters_are_wrong(a.model);
+  scratch.care = shared_care(a.model);
   const int64_t size = group_size(a.model);
   for (int64_t group = begin; group < end; ++group) {
     forward_group(a, group * size, smaller(a.model.batch - group * size, size), scratch);

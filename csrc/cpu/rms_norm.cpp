@@ -7,6 +7,7 @@
 #include <tuple>
 #include <vector>
 
+#include "cpu/checks.h"
 #include "cpu/pieces.h"
 #include "cpu/tensors.h"
 
@@ -38,7 +39,15 @@ void forward(const Tensor& x, const Tensor& weight, double epsilon, const Tensor
                               [&](int64_t begin, int64_t end) { run(a, begin, end); });
 }
 
+ArgumentCheck check(const Tensor& x, const Tensor& weight) {
+  const ArgumentCheck check("rms_norm", x.scalar_type(), "x");
+  check.that(x.dim() >= 1 && x.size(x.dim() - 1) >= 1, "x");
+  check.sizes("weight", weight, {x.size(x.dim() - 1)});
+  return check;
+}
+
 std::tuple<Tensor, Tensor> rms_norm(const Tensor& x, const Tensor& weight, double epsilon) {
+  check(x, weight);
   const Tensor dense = packed(x);
   const Tensor y = allocate(dense, dense.sizes());
   const Tensor scale = allocate(dense, {x.numel() / weight.numel()});
@@ -70,6 +79,12 @@ void backward(const Tensor& grad_y, const Tensor& x, const Tensor& weight, const
 
 std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad_y, const Tensor& x,
                                              const Tensor& weight, const Tensor& scale) {
+  const ArgumentCheck same = check(x, weight);
+  same.that(
+      grad_y.scalar_type() == same.type && std::equal(grad_y.sizes().begin(), grad_y.sizes().end(),
+                                                      x.sizes().begin(), x.sizes().end()),
+      "grad_y");
+  same.sizes("scale", scale, {x.numel() / weight.numel()});
   const Tensor dense = packed(x);
   const Tensor grad_x = allocate(dense, dense.sizes());
   const Tensor grad_weight = allocate(weight, weight.sizes());

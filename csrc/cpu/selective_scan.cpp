@@ -2,7 +2,6 @@
 #include "selective_scan.h"
 
 #include <torch/csrc/stable/library.h>
-#include <torch/headeronly/util/Exception.h>
 
 #include <algorithm>
 #include <optional>
@@ -10,6 +9,7 @@
 #include <vector>
 
 #include "arena.h"
+#include "cpu/checks.h"
 #include "cpu/pieces.h"
 #include "cpu/tensors.h"
 
@@ -65,6 +65,22 @@ ScanRows<const T> rows_of(const Tensor& x) {
   return {data<T>(x), x.stride(0), x.stride(1)};
 }
 
+ArgumentCheck check(const Tensor& u, const Tensor& delta, const Tensor& A, const Tensor& B,
+                    const Tensor& C, const std::optional<Tensor>& D, int64_t every) {
+  const ArgumentCheck check("selective_scan", u.scalar_type(), "u");
+  check.that(u.dim() == 3, "u");
+  check.that(A.dim() == 2 && 1 <= A.size(1) && A.size(1) <= kMaxScanStates, "A");
+  const int64_t batch = u.size(0), steps = u.size(1), channels = u.size(2), states = A.size(1);
+  check.sizes("delta", delta, {batch, steps, channels});
+  check.sizes("A", A, {channels, states});
+  check.sizes("B", B, {batch, steps, states});
+  check.sizes("C", C, {batch, steps, states});
+  check.sizes("D", D, {channels});
+  STD_TORCH_CHECK(0 <= every && every <= kScanChunk, "selective_scan: every must be 0 to ",
+                  kScanChunk);
+  return check;
+}
+
 // Tensors in the layout that the kernels take.
 struct Inputs {
   Inputs(const Tensor& u, const Tensor& delta, const Tensor& A, const Tensor& B, const Tensor& C,
@@ -76,8 +92,6 @@ struct Inputs {
         C(dense_last(C)),
         softplus(softplus),
         every(every) {
-    STD_TORCH_CHECK(0 <= every && every <= kScanChunk, "selective_scan: every must be 0 to ",
-                    kScanChunk);
     if (D) this->D = packed(*D);
   }
 
@@ -115,6 +129,7 @@ std::tuple<Tensor, Tensor> selective_scan(const Tensor& u, const Tensor& delta, 
                                           const Tensor& B, const Tensor& C,
                                           const std::optional<Tensor>& D, bool softplus,
                                           int64_t every) {
+  check(u, delta, A, B, C, D, every);
   const Inputs inputs(u, delta, A, B, C, D, softplus, every);
   const int64_t saved = every > 0 ? u.size(1) / every : 0;
   const Tensor y = allocate(u, u.sizes());
@@ -173,6 +188,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> selective_scan_backwa
     const Tensor& grad_y, const Tensor& u, const Tensor& delta, const Tensor& A, const Tensor& B,
     const Tensor& C, const std::optional<Tensor>& D, const Tensor& states, bool softplus,
     int64_t every) {
+  const ArgumentCheck same = check(u, delta, A, B, C, D, every);
+  same.that(every > 0, "every");
+  same.sizes("grad_y", grad_y, {u.size(0), u.size(1), u.size(2)});
+  same.sizes("states", states, {u.size(0), u.size(1) / every, A.size(1), u.size(2)});
   // All of them are written, if anything is computed.
   const bool some = u.numel() > 0;
   auto like = [some](const Tensor& x, torch::headeronly::IntHeaderOnlyArrayRef sizes) {

@@ -102,8 +102,8 @@ template <class T, bool kTame, int kGroup>
   }
 #pragma GCC unroll 8
   for (int i = 0; i < kGroup; ++i) {
-    const Bits<T> power = (Bits<T>)rounded[i] << VectorTraits<T>::kMantissaBits;
-    factor[i] = (Vec<T>)((Bits<T>)factor[i] + power);
+    const Patterns<T> power = (Patterns<T>)rounded[i] << VectorTraits<T>::kMantissaBits;
+    factor[i] = (Vec<T>)((Patterns<T>)factor[i] + power);
   }
 }
 

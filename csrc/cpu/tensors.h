@@ -4,6 +4,7 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/shim_utils.h>
 
 #include <algorithm>
 #include <optional>
@@ -41,9 +42,9 @@ inline Tensor allocate(const Tensor& like, torch::headeronly::IntHeaderOnlyArray
   namespace detail = torch::stable::detail;
   const auto type = detail::from(dtype.value_or(like.scalar_type()));
   AtenTensorHandle handle;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(sizes.size(), sizes.data(), strides.data(),
-                                                         detail::to<int32_t>(type),
-                                                         aoti_torch_device_type_cpu(), 0, &handle));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(sizes.size(), sizes.data(), strides.data(),
+                                                  detail::to<int32_t>(type),
+                                                  aoti_torch_device_type_cpu(), 0, &handle));
   return Tensor(handle);
 }
 

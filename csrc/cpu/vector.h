@@ -16,6 +16,7 @@ template <>
 struct VectorTraits<float> {
   typedef float Vec __attribute__((vector_size(BWT_SIMD_BYTES)));
   typedef int32_t Bits __attribute__((vector_size(BWT_SIMD_BYTES)));
+  typedef uint32_t Patterns __attribute__((vector_size(BWT_SIMD_BYTES)));
   static constexpr int kMantissaBits = 23;
   static constexpr int32_t kOneBits = 0x3f800000;
   static constexpr float kRounder = 0x1.8p23f;  // x + kRounder has round(x) in its lowest bits
@@ -33,6 +34,7 @@ template <>
 struct VectorTraits<double> {
   typedef double Vec __attribute__((vector_size(BWT_SIMD_BYTES)));
   typedef int64_t Bits __attribute__((vector_size(BWT_SIMD_BYTES)));
+  typedef uint64_t Patterns __attribute__((vector_size(BWT_SIMD_BYTES)));
   static constexpr int kMantissaBits = 52;
   static constexpr int64_t kOneBits = 0x3ff0000000000000;
   static constexpr double kRounder = 0x1.8p52;
@@ -51,6 +53,9 @@ template <class T>
 using Vec = typename VectorTraits<T>::Vec;
 template <class T>
 using Bits = typename VectorTraits<T>::Bits;
+// For arithmetic on bit patterns that may wrap around, as signed numbers must not.
+template <class T>
+using Patterns = typename VectorTraits<T>::Patterns;
 
 template <class T>
 constexpr int kLanes = BWT_SIMD_BYTES / sizeof(T);
@@ -267,8 +272,8 @@ template <class T>
   for (int i = kTerms - 2; i >= 0; --i) p = p * r + Traits::kExp[i];
   p = p * r + T(1);
   p = p * r + T(1);
-  const Bits<T> power = (Bits<T>)rounded << Traits::kMantissaBits;  // 2^n is added as an exponent
-  return (Vec<T>)(((Bits<T>)p + power) & ~(x <= Traits::kExpFloor));
+  const Patterns<T> power = (Patterns<T>)rounded << Traits::kMantissaBits;  // 2^n as exponent
+  return (Vec<T>)(((Patterns<T>)p + power) & ~(Patterns<T>)(x <= Traits::kExpFloor));
 }
 
 // log(z) for z >= 1: a guess that takes log2 as linear between powers of 2, then Halley's iteration

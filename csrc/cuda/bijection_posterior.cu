@@ -10,8 +10,11 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
+#include <sstream>
+#include <stdexcept>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -33,6 +36,17 @@ T* data(const Tensor& tensor) {
   return static_cast<T*>(tensor.data_ptr());
 }
 
+// Says in one line what failed, where torch's own check adds lines of advice.
+template <class... Words>
+void check(cudaError_t error, const Words&... what) {
+  if (error == cudaSuccess) return;
+  cudaGetLastError();  // lest the next launch be blamed for it
+  std::ostringstream message;
+  message << "bijection_posterior: " << cudaGetErrorString(error) << ": ";
+  (message << ... << what);
+  throw std::runtime_error(message.str());
+}
+
 cudaStream_t current_stream(const Tensor& tensor) {
   void* stream = nullptr;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &stream));
@@ -46,6 +60,21 @@ int device_attribute(cudaDeviceAttr attribute) {
   return value;
 }
 
+struct DeviceFree {
+  void operator()(void* memory) const { cudaFree(memory); }
+};
+
+template <class T>
+std::unique_ptr<T, DeviceFree> copy_to_device(const std::vector<T>& host) {
+  const size_t bytes = host.size() * sizeof(T);
+  T* memory = nullptr;
+  check(cudaMalloc(&memory, bytes), "the list of subsets takes ", bytes,
+        " bytes of the GPU; free some of its memory");
+  std::unique_ptr<T, DeviceFree> copy(memory);
+  STD_CUDA_CHECK(cudaMemcpy(memory, host.data(), bytes, cudaMemcpyHostToDevice));
+  return copy;
+}
+
 // Sorted subsets, made once per device and number of symbols and kept: at most 64 MB at V = 24.
 SubsetList subset_list(int symbols) {
   static std::mutex mutex;
@@ -53,8 +82,8 @@ SubsetList subset_list(int symbols) {
   int device = 0;
   STD_CUDA_CHECK(cudaGetDevice(&device));
   const std::lock_guard<std::mutex> lock(mutex);
-  auto [entry, fresh] = made.try_emplace({device, symbols});
-  if (!fresh) return entry->second;
+  const std::pair<int, int> wanted(device, symbols);
+  if (const auto entry = made.find(wanted); entry != made.end()) return entry->second;
   std::vector<int> begin(symbols + 2);
   const uint32_t subsets = 1u << symbols;
   for (uint32_t set = 0; set < subsets; ++set) ++begin[__builtin_popcount(set) + 1];
@@ -62,38 +91,10 @@ SubsetList subset_list(int symbols) {
   std::vector<uint32_t> masks(subsets);
   std::vector<int> next(begin);
   for (uint32_t set = 0; set < subsets; ++set) masks[next[__builtin_popcount(set)]++] = set;
-  uint32_t* device_masks = nullptr;
-  int* device_begin = nullptr;
-  STD_CUDA_CHECK(cudaMalloc(&device_masks, masks.size() * sizeof(uint32_t)));
-  STD_CUDA_CHECK(cudaMalloc(&device_begin, begin.size() * sizeof(int)));
-  STD_CUDA_CHECK(cudaMemcpy(device_masks, masks.data(), masks.size() * sizeof(uint32_t),
-                            cudaMemcpyHostToDevice));
-  STD_CUDA_CHECK(
-      cudaMemcpy(device_begin, begin.data(), begin.size() * sizeof(int), cudaMemcpyHostToDevice));
-  return entry->second = {device_masks, device_begin};
+  auto device_masks = copy_to_device(masks);
+  auto device_begin = copy_to_device(begin);
+  return made[wanted] = {device_masks.release(), device_begin.release()};
 }
-
-// The channel with its logarithms on the device, and whether doubles are wide enough for it.
-struct PreparedChannel {
-  Tensor logs;
-  Channel view;
-  bool wide;
-
-  PreparedChannel(const Tensor& channel, int64_t length, cudaStream_t stream)
-      : logs(torch::stable::empty_like(channel)) {
-    const size_t count = channel.numel(), bytes = count * sizeof(double);
-    std::vector<double> host(count);
-    STD_CUDA_CHECK(
-        cudaMemcpyAsync(host.data(), channel.data_ptr(), bytes, cudaMemcpyDeviceToHost, stream));
-    STD_CUDA_CHECK(cudaStreamSynchronize(stream));
-    wide = needs_wide(host.data(), count, length);
-    for (double& entry : host) entry = std::log(entry);
-    STD_CUDA_CHECK(
-        cudaMemcpyAsync(logs.data_ptr(), host.data(), bytes, cudaMemcpyHostToDevice, stream));
-    STD_CUDA_CHECK(cudaStreamSynchronize(stream));  // host goes out of scope
-    view = {data<const double>(channel), data<const double>(logs)};
-  }
-};
 
 struct Plan {
   int blocks, threads;
@@ -101,20 +102,47 @@ struct Plan {
   std::optional<Tensor> workspace;
 };
 
+template <class Kernel, class... Arguments>
+void launch(Kernel kernel, const Plan& plan, cudaStream_t stream, Arguments... arguments) {
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(plan.shared_bytes)),
+        "a block cannot have ", plan.shared_bytes, " bytes of shared memory; use fewer symbols");
+  kernel<<<plan.blocks, plan.threads, plan.shared_bytes, stream>>>(arguments...);
+  check(cudaGetLastError(), plan.blocks, " blocks of ", plan.threads, " threads with ",
+        plan.shared_bytes,
+        " bytes of shared memory; CUDA_LAUNCH_BLOCKING=1 tells if an earlier kernel failed");
+}
+
+// The channel row by row, and whether doubles are wide enough for it, on the device.
+struct PreparedChannel {
+  Tensor rows, wide;
+
+  PreparedChannel(const Tensor& channel, int64_t length, cudaStream_t stream)
+      : rows(torch::stable::contiguous(channel)),
+        wide(torch::stable::new_empty(channel, {1}, ScalarType::Int)) {
+    launch(channel_range_kernel, Plan{1, kWarp, 0, std::nullopt}, stream, data<const double>(rows),
+           static_cast<int>(rows.numel()), length, data<int>(wide));
+  }
+};
+
+// Sequences that run side by side; more wait their turn.
+int64_t resident_blocks(int64_t batch) {
+  return std::min<int64_t>(batch, 8 * device_attribute(cudaDevAttrMultiProcessorCount));
+}
+
 // Where the table lives and how many blocks run at once.
 template <class Real>
 Plan plan_noisy(const Tensor& keys, int symbols, bool adjoints) {
   const size_t scratch = NoisyBatch<Real>::scratch_bytes(symbols);
   const size_t table = (sizeof(Real) << symbols) * (adjoints ? 2 : 1);
-  const int64_t batch = keys.size(0);
+  const int64_t resident = resident_blocks(keys.size(0));
   Plan plan{0, symbols <= 10 ? 128 : 256, scratch, std::nullopt};
-  const int resident = 8 * device_attribute(cudaDevAttrMultiProcessorCount);
   if (scratch + table <= size_t(device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin))) {
     plan.shared_bytes += table;
-    plan.blocks = static_cast<int>(std::min<int64_t>(batch, resident));
+    plan.blocks = static_cast<int>(resident);
   } else {
     const int64_t fitting = std::max<int64_t>(1, kWorkspaceBytes / table);
-    plan.blocks = static_cast<int>(std::min<int64_t>({batch, resident, fitting}));
+    plan.blocks = static_cast<int>(std::min<int64_t>(resident, fitting));
     plan.workspace = torch::stable::new_empty(keys, {plan.blocks, static_cast<int64_t>(table)},
                                               ScalarType::Byte);
   }
@@ -130,18 +158,11 @@ NoisyBatch<Real> noisy_batch(const Tensor& keys, const Tensor& values, int symbo
           keys.size(0),
           keys.size(1),
           symbols,
-          channel.view,
+          data<const double>(channel.rows),
           subset_list(symbols),
           plan.workspace ? data<Real>(*plan.workspace) : nullptr,
-          first_fault};
-}
-
-template <class Kernel, class... Arguments>
-void launch(Kernel kernel, const Plan& plan, cudaStream_t stream, Arguments... arguments) {
-  STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      static_cast<int>(plan.shared_bytes)));
-  kernel<<<plan.blocks, plan.threads, plan.shared_bytes, stream>>>(arguments...);
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
+          first_fault,
+          data<const int>(channel.wide)};
 }
 
 template <class Out>
@@ -166,17 +187,14 @@ void noisy(const Tensor& keys, const Tensor& values, int symbols, const Prepared
 }
 
 template <class Real, class In>
-Tensor channel_gradient(const Tensor& d_posterior, const Tensor& d_entropy,
-                        const Tensor& d_later_evidence, const Tensor& keys, const Tensor& values,
-                        int symbols, const PreparedChannel& channel, cudaStream_t stream) {
+void channel_gradient(const Tensor (&gradients)[3], const Tensor& keys, const Tensor& values,
+                      int symbols, const PreparedChannel& channel, const Tensor& sums,
+                      cudaStream_t stream) {
   const Plan plan = plan_noisy<Real>(keys, symbols, true);
-  Tensor sums = torch::stable::new_zeros(keys, {plan.blocks, symbols, symbols}, ScalarType::Double);
   launch(channel_gradient_kernel<Real, In>, plan, stream,
          noisy_batch<Real>(keys, values, symbols, channel, plan, nullptr),
-         data<const In>(d_posterior), data<const In>(d_entropy),
-         data<const double>(d_later_evidence), data<double>(sums));
-  const int64_t blocks_axis = 0;
-  return torch::stable::sum(sums, {{&blocks_axis, 1}});
+         data<const In>(gradients[0]), data<const In>(gradients[1]),
+         data<const double>(gradients[2]), data<double>(sums));
 }
 
 Tensor as_rows(const Tensor& ids) {
@@ -191,8 +209,8 @@ void run_forward(const Tensor& keys, const Tensor& values, int symbols,
   const cudaStream_t stream = current_stream(keys);
   if (!channel.has_value()) return noiseless<Out>(keys, values, symbols, out, first_fault, stream);
   const PreparedChannel prepared(*channel, keys.size(1), stream);
-  auto run = prepared.wide ? noisy<Wide, Out> : noisy<double, Out>;
-  run(keys, values, symbols, prepared, out, first_fault, stream);
+  noisy<double, Out>(keys, values, symbols, prepared, out, first_fault, stream);
+  noisy<Wide, Out>(keys, values, symbols, prepared, out, first_fault, stream);
 }
 
 using Results = std::tuple<Tensor, Tensor, Tensor, Tensor>;
@@ -232,12 +250,19 @@ Tensor bijection_posterior_backward(const Tensor& d_posterior, const Tensor& d_e
   if (keys.numel() == 0) return torch::stable::new_zeros(channel, {symbols, symbols});
   const cudaStream_t stream = current_stream(keys);
   const PreparedChannel prepared(channel, keys.size(1), stream);
+  const Tensor gradients[] = {torch::stable::contiguous(d_posterior),
+                              torch::stable::contiguous(d_entropy),
+                              torch::stable::contiguous(d_later_evidence)};
+  // One of the two kernels adds to the sums of its blocks; neither has more than this.
+  const int64_t blocks = resident_blocks(keys.size(0));
+  Tensor sums = torch::stable::new_zeros(keys, {blocks, symbols, symbols}, ScalarType::Double);
   const bool narrow = d_posterior.scalar_type() == ScalarType::Float;
-  auto run = prepared.wide
-                 ? (narrow ? channel_gradient<Wide, float> : channel_gradient<Wide, double>)
-                 : (narrow ? channel_gradient<double, float> : channel_gradient<double, double>);
-  return run(d_posterior, d_entropy, d_later_evidence, as_rows(keys), as_rows(values), symbols,
-             prepared, stream);
+  for (auto run : {narrow ? channel_gradient<double, float> : channel_gradient<double, double>,
+                   narrow ? channel_gradient<Wide, float> : channel_gradient<Wide, double>}) {
+    run(gradients, as_rows(keys), as_rows(values), symbols, prepared, sums, stream);
+  }
+  const int64_t blocks_axis = 0;
+  return torch::stable::sum(sums, {{&blocks_axis, 1}});
 }
 
 }  // namespace

@@ -147,16 +147,33 @@ struct NoisyBatch {
   const int64_t* values;  // [B, K]
   int64_t batch, length;
   int symbols;
-  Channel channel;
+  const double* channel;  // [V, V]
   SubsetList subsets;
   Real* workspace;  // [blocks, 2^V] (twice that with adjoints); null: the table is in shared memory
   int64_t* first_fault;
+  const int* wide;  // whether the channel needs Wide
+
+  // Whether this is the kernel that computes: those for double and for Wide are both launched, for
+  // the host does not know which is needed and would have to wait to hear it.
+  __device__ bool is_for_this_channel() const { return (*wide != 0) == Number<Real>::kWide; }
 
   // Shared memory: scratch, then the table where it fits.
   __host__ __device__ static size_t scratch_bytes(int symbols) {
     return (LadderScratch<Real>::bytes(symbols) + 15) / 16 * 16;
   }
 };
+
+// One warp tells whether doubles are wide enough.
+__global__ void channel_range_kernel(const double* channel, int count, int64_t observations,
+                                     int* wide) {
+  ChannelRange range;
+  for (int i = threadIdx.x; i < count; i += kWarp) range.include(channel[i]);
+  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+    range.smallest = fmin(range.smallest, shuffle_xor(range.smallest, distance));
+    range.largest = fmax(range.largest, shuffle_xor(range.largest, distance));
+  }
+  if (threadIdx.x == 0) *wide = range.needs_wide(observations);
+}
 
 // The ladder of one sequence on this block's memory.
 template <class Real>
@@ -174,6 +191,7 @@ __device__ auto block_ladder(const NoisyBatch<Real>& in, int64_t sequence, bool 
 
 template <class Real, class Out>
 __global__ void noisy_kernel(NoisyBatch<Real> in, RowWriter<Out> out) {
+  if (!in.is_for_this_channel()) return;
   extern __shared__ double2 shared[];
   for (int64_t b = blockIdx.x; b < in.batch; b += gridDim.x) {
     auto ladder = block_ladder(in, b, false, reinterpret_cast<char*>(shared));
@@ -190,6 +208,7 @@ template <class Real, class In>
 __global__ void channel_gradient_kernel(NoisyBatch<Real> in, const In* d_posterior,
                                         const In* d_entropy, const double* d_later_evidence,
                                         double* d_channel) {
+  if (!in.is_for_this_channel()) return;
   extern __shared__ double2 shared[];
   const int64_t rows = in.length;
   for (int64_t b = blockIdx.x; b < in.batch; b += gridDim.x) {

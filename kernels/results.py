@@ -1,0 +1,46 @@
+"""Shapes, dtypes and layouts of what the ops return, as tensors without content: the fakes of
+bwt.ops return them and the launchers of this package fill them.
+
+The native kernels allocate in C++ and lay out alike; tests compare every backend with the fakes.
+Only torch is needed here, for the fakes exist without Triton too.
+"""
+
+import torch
+from torch import Tensor
+
+
+def merged_heads(like: Tensor) -> Tensor:
+    """[B, H, T, D] laid out as [B, T, H, D]: merging the heads afterwards costs nothing."""
+    batch, heads, time, size = like.shape
+    return like.new_empty((batch, time, heads, size)).transpose(1, 2)
+
+
+def attention(q: Tensor, k: Tensor, weights: bool, entropy: bool) -> tuple[Tensor, ...]:
+    """out, lse, weights, entropy; what is not captured has no elements."""
+    rows = q.shape[:3]
+    statistics = torch.float64 if q.dtype == torch.float64 else torch.float32
+    return (
+        merged_heads(q),
+        q.new_empty(rows, dtype=statistics),
+        q.new_empty((*rows, k.shape[2]) if weights else (0,)),
+        q.new_empty(rows if entropy else (0,), dtype=statistics),
+    )
+
+
+def hmm_filter(observations: Tensor, initial: Tensor) -> tuple[Tensor, ...]:
+    """filtered, predicted, log_likelihood."""
+    batch, steps = observations.shape
+    rows = (batch, steps, initial.shape[-1])
+    return initial.new_empty(rows), initial.new_empty(rows), initial.new_empty((batch,))
+
+
+def selective_scan(u: Tensor, A: Tensor, every: int) -> tuple[Tensor, ...]:
+    """y, and the states after every so many steps (0: none)."""
+    batch, steps, channels = u.shape
+    saved = steps // every if every else 0
+    return u.new_empty(u.shape), u.new_empty((batch, saved, A.shape[1], channels))
+
+
+def dense(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """One like each, contiguous whatever its strides: the layout of gradients."""
+    return tuple(x.new_empty(x.shape) for x in tensors)

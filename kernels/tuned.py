@@ -1,0 +1,69 @@
+"""Configs found on one device: kernels/devices/<device>.json, written by benchmarks/tune.py.
+
+They go before those of the device's architecture. A device is named as its driver names it,
+without the maker: "NVIDIA A100-SXM4-80GB" is A100-SXM4-80GB.
+"""
+
+import json
+import re
+from functools import cache, wraps
+from pathlib import Path
+
+FOLDER = Path(__file__).parent / "devices"
+FIELDS = ("op", "kernel", "dtype", "size")
+used = True  # not while a table is being made
+
+
+def slug(name: str) -> str:
+    """A device's name as a file can have it."""
+    return re.sub(r"[^A-Za-z0-9.]+", "-", name.removeprefix("NVIDIA ")).strip("-")
+
+
+def path(device: str) -> Path:
+    return FOLDER / f"{device}.json"
+
+
+@cache
+def table(device: str) -> dict[tuple, tuple[tuple[dict[str, int], int, int], ...]]:
+    """(op, kernel, dtype, size) -> (tiles, warps, stages), smallest tile first."""
+    if not path(device).exists():
+        return {}
+    try:
+        entries = json.loads(path(device).read_text())["entries"]
+        return {
+            tuple(entry[field] for field in FIELDS): tuple(
+                (config["tiles"], config["warps"], config["stages"]) for config in entry["configs"]
+            )
+            for entry in entries
+        }
+    except (ValueError, KeyError, TypeError) as fault:
+        raise ValueError(
+            f"{path(device)} is not a table of benchmarks/tune.py ({fault!r}); "
+            "delete it or run benchmarks/tune.py again"
+        ) from fault
+
+
+@cache
+def of_device(index: int | None) -> str:
+    """The slug of a CUDA device that has a table; empty if it has none."""
+    import torch
+
+    found = slug(torch.cuda.get_device_name(index))
+    return found if path(found).exists() else ""
+
+
+def or_device(architecture):
+    """architecture(device), with ":<device>" behind it where that very device has a table."""
+
+    @wraps(architecture)
+    def found(device) -> str:
+        name = of_device(device.index) if device.type == "cuda" and used else ""
+        return f"{architecture(device)}:{name}" if name else architecture(device)
+
+    return found
+
+
+def forget() -> None:
+    """After a table was written."""
+    table.cache_clear()
+    of_device.cache_clear()
