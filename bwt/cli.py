@@ -43,8 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = build_parser(argv).parse_args(argv)
         return arguments.run(arguments) or 0
-    except (ValueError, RuntimeError, OSError) as error:
-        print(f"bwt: {error}", file=sys.stderr)
+    except (ValueError, RuntimeError, OSError, MemoryError) as error:
+        # Torch may have more to say than a line.
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        print(f"bwt: {lines[0]}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("bwt: interrupted", file=sys.stderr)

@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from bwt.options import check_choices, option
+from bwt.options import check_options, option
 
 PRESETS = ("quick", "paper")
 
@@ -22,25 +22,29 @@ class TrainConfig:
         "what is learned from: draws, as a language model would, or the exact posterior itself",
         ("sampled", "posterior"),
     )
-    steps: int = option(2000, "training steps")
-    batch_size: int = option(64, "fresh sequences in each step, for each process")
+    steps: int = option(2000, "training steps", minimum=1)
+    batch_size: int = option(64, "fresh sequences in each step, for each process", minimum=1)
     optimizer: str = option(
         "adamw", "muon: for the matrices in the blocks, adamw for the rest", ("adamw", "muon")
     )
-    lr: float = option(1e-3, "peak learning rate of adamw")
-    muon_lr: float = option(0.01, "peak learning rate of muon")
+    lr: float = option(1e-3, "peak learning rate of adamw", minimum=0)
+    muon_lr: float = option(0.01, "peak learning rate of muon", minimum=0)
     beta1: float = option(0.9, "adamw: memory of the gradient")
     beta2: float = option(0.99, "adamw: memory of its square")
-    weight_decay: float = option(0.0, "adamw: decay of the weights")
-    clip: float = option(1.0, "largest norm of the gradient; 0: no limit")
+    weight_decay: float = option(0.0, "adamw: decay of the weights", minimum=0)
+    clip: float = option(1.0, "largest norm of the gradient; 0: no limit", minimum=0)
     warmup: float = option(0.02, "fraction of the steps in which the learning rate rises")
     decay: str = option(
         "linear", "how the learning rate falls to 0 after that", ("linear", "cosine", "none")
     )
     average: float = option(0.1, "evaluate the mean weights over this last fraction of the steps")
     ema: float = option(0.0, "evaluate an exponential average with this memory instead (0.999)")
-    evaluations: int = option(12, "evaluations with a checkpoint, on a log scale of steps")
-    eval_sequences: int = option(2048, "sequences in each evaluation")
+    evaluations: int = option(
+        12,
+        "evaluations with a checkpoint, on a log scale of steps",
+        minimum=1,
+    )
+    eval_sequences: int = option(2048, "sequences in each evaluation", minimum=1)
     seed: int = option(0, "of the weights and of the data")
     threads: int = option(0, "CPU threads; 0: as torch chooses")
     device: str = option("auto", "auto, cpu, or cuda")
@@ -50,17 +54,20 @@ class TrainConfig:
         "torch.compile; graphs: with CUDA graphs. Costs 10-20 s at the start and gains 10-20%",
         ("off", "on", "graphs"),
     )
+    on_divergence: str = option(
+        "stop",
+        "when the loss is not finite, or far above that of a uniform guess for long",
+        ("stop", "continue"),
+    )
 
     def __post_init__(self) -> None:
-        check_choices(self)
-        for name in ("steps", "batch_size", "evaluations", "eval_sequences"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("lr", "muon_lr", "clip", "weight_decay"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(
-                    f"{name} must be a number of at least 0, got {getattr(self, name)}"
-                )
+        for name in ("task", "model"):
+            if not isinstance(getattr(self, name), str):
+                raise ValueError(f"{name} must be a name, got {getattr(self, name)!r}")
+        for name in ("task_options", "model_options"):
+            if not isinstance(getattr(self, name), dict):
+                raise ValueError(f"{name} must be names and values, got {getattr(self, name)!r}")
+        check_options(self)
         for name in ("warmup", "average", "ema", "beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
@@ -75,7 +82,7 @@ class TrainConfig:
         try:
             return cls(**values)
         except TypeError as error:
-            raise ValueError(f"config.json does not fit this version of bwt: {error}") from error
+            raise ValueError(f"does not fit this version of bwt: {error}") from error
 
 
 # Quick: seen to converge on 2 CPU cores. Paper: its sizes and optimizer.

@@ -11,6 +11,7 @@ import torch
 
 import bwt
 from bwt import ops  # noqa: F401  (registers the ops with _dispatch)
+from bwt.kernels.configs import device_architecture
 from bwt.ops import _dispatch, _library
 
 PACKAGES = ("torch", "triton", "numpy", "scipy", "safetensors")
@@ -28,20 +29,32 @@ def collect() -> dict[str, Any]:
             "cpu_count": os.cpu_count(),
             "torch_threads": torch.get_num_threads(),
             "simd": _simd(),
-            "cuda_devices": [
-                torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())
-            ],
+            "torch_cuda": _torch_cuda(),
+            "cuda_devices": [_device(i) for i in range(torch.cuda.device_count())],
         },
         "environment": {name: os.environ[name] for name in VARIABLES if name in os.environ},
         "ops": {op: _backends(op) for op in sorted(_dispatch.BACKENDS)},
     }
 
 
+def _torch_cuda() -> str | None:
+    if torch.version.hip:
+        return f"ROCm {torch.version.hip}"
+    return f"CUDA {torch.version.cuda}" if torch.version.cuda else None
+
+
+def _device(index: int) -> str:
+    architecture = device_architecture(torch.device("cuda", index))
+    return f"{torch.cuda.get_device_name(index)} ({architecture})"
+
+
 def _backends(op: str) -> dict[str, dict[str, Any]]:
+    kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+    chosen = {_dispatch.automatic(op, torch.device(kind))[0]: kind for kind in kinds}
     rows = {}
     for backend in _dispatch.BACKENDS[op]:
         reason = _dispatch.status(backend)
-        automatic = next((d for d, names in _dispatch.AUTO.items() if backend in names), None)
+        automatic = chosen.get(backend)
         rows[backend] = {"usable": reason is None, "reason": reason, "automatic_for": automatic}
     return rows
 
@@ -84,7 +97,8 @@ def render(report: dict[str, Any]) -> str:
         f"{machine['platform']}, {machine['cpu_count']} CPUs, {machine['torch_threads']} threads, "
         f"SIMD {machine['simd'] or '(native extension not built)'}"
     )
-    lines.append("CUDA: " + (", ".join(machine["cuda_devices"]) or "no device"))
+    devices = ", ".join(machine["cuda_devices"]) or "no device"
+    lines.append(f"CUDA: {devices}; torch is built for {machine['torch_cuda'] or 'the CPU'}")
     for name, value in report["environment"].items():
         lines.append(f"{name}={value}")
     for op, backends in report["ops"].items():

@@ -30,6 +30,10 @@ METRICS = ("entropy", "entropy_mae", "kl", "tvd", "excess", "leak", "accuracy")
 MEMORY = "memory-"
 
 
+class NotProbabilities(ValueError):
+    """What a model predicts are no log-probabilities."""
+
+
 class Estimate(NamedTuple):
     """A mean over sequences and its standard error; lists if there is one for each position."""
 
@@ -238,7 +242,7 @@ def _checked(log_q: Tensor, shape: torch.Size) -> Tensor:
     # Low precision leaves about 1e-2; raw logits are off by more. Written to fail on NaN.
     if not bool((total.abs() < 0.05).all()):
         worst = total.flatten()[total.flatten().abs().nan_to_num(nan=math.inf).argmax()].exp()
-        raise ValueError(
+        raise NotProbabilities(
             "evaluate: predict must return log-probabilities; a row of them sums to "
             f"{float(worst):.4g} (use log_softmax)"
         )

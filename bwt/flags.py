@@ -4,18 +4,14 @@ import argparse
 import dataclasses
 from typing import Any, NoReturn
 
+from bwt.options import kind_of
+
 
 class Parser(argparse.ArgumentParser):
     """Complains in one line; argparse would print the whole usage above it."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
-
-
-def kind_of(field: dataclasses.Field) -> type:
-    """The type of a field's values. One whose default is None is a number that follows from
-    others."""
-    return int if field.default is None else type(field.default)
 
 
 def add_fields(group: Any, cls: type, defaults: dict[str, Any]) -> None:

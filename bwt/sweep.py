@@ -23,13 +23,13 @@ from typing import Any
 from bwt import models, tasks
 from bwt.config import TrainConfig, resolve
 from bwt.progress import duration
-from bwt.rundir import RunDirectory, RunError, read_json, write_json
+from bwt.rundir import RunDirectory, RunError, clean, read_json, write_json
 from bwt.schedule import stop_signals
 
 # What a run has before its first checkpoint: nothing is lost by starting over.
-BEGINNING = {"config.json", "environment.json", "metrics.jsonl", "checkpoints"}
+BEGINNING = {".lock", "config.json", "environment.json", "metrics.jsonl", "checkpoints"}
 # Settings that change how a run is computed, not what is.
-CIRCUMSTANCES = {"threads", "device", "compile"}
+CIRCUMSTANCES = {"threads", "device", "compile", "on_divergence"}
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,14 @@ class Cell:
         self._check()
         return True
 
+    def divergence(self) -> str | None:
+        """How the run diverged, if it did. To repeat it would give the same."""
+        run = RunDirectory(self.path)
+        if run.divergence is None:
+            return None
+        self._check()
+        return run.divergence_in_words()
+
     def next_words(self) -> list[str]:
         """Arguments of `bwt` that start the cell or continue it.
 
@@ -67,7 +75,8 @@ class Cell:
             foreign = {p.name for p in self.path.iterdir()} - BEGINNING
             if foreign:
                 raise RunError(f"{self.path} holds other files: {', '.join(sorted(foreign))}")
-            shutil.rmtree(self.path)
+            with run.locked():
+                shutil.rmtree(self.path)
         return ["train", *self.words, "--out", str(self.path)]
 
     def progress(self) -> float:
@@ -99,6 +108,9 @@ class Command:
     def finished(self) -> bool:
         return self.done()
 
+    def divergence(self) -> None:
+        return None
+
     def next_words(self) -> list[str]:
         return list(self.words)
 
@@ -109,7 +121,7 @@ class Command:
 @dataclass
 class Outcome:
     cell: Cell | Command
-    status: str = "waiting"  # then running, and finished, failed or interrupted
+    status: str = "waiting"  # then running, and finished, diverged, failed or interrupted
     error: str | None = None
     seconds: float = 0.0  # in this sweep; 0 if it had been finished before
 
@@ -148,13 +160,13 @@ def make_cell(out: Path, preset: str, task: str, model: str, **fields: Any) -> C
 
 
 class Processes:
-    """At most `jobs` processes at a time, with `threads` each; with GPUs, one on each."""
+    """At most `jobs` processes at a time, with `threads` each; with GPUs, one on each unless more
+    jobs are asked for, which share them."""
 
-    def __init__(self, jobs: int = 0, threads: int = 1):
-        gpus = _gpus()
-        self.slots: list[str | None] = gpus or [None] * (jobs or max(1, _cpus() // threads))
-        if gpus and jobs:
-            self.slots = gpus[:jobs]
+    def __init__(self, jobs: int = 0, threads: int = 1, *, gpus: bool = True):
+        places: list[str | None] = list(_gpus()) if gpus else []
+        count = jobs or len(places) or max(1, _cpus() // threads)
+        self.slots = list(itertools.islice(itertools.cycle(places or [None]), count))
         self.threads = threads
         self.running: dict[int, tuple[Cell | Command, subprocess.Popen, str | None]] = {}
 
@@ -231,6 +243,7 @@ class Sweep:
     def run(self) -> list[Outcome]:
         (self.folder / "logs").mkdir(parents=True, exist_ok=True)
         with _locked(self.folder) as lock, stop_signals(self._stop):
+            clean(self.folder)
             self._skip_finished()
             started: dict[int, float] = {}
             waiting = [i for i, x in enumerate(self.outcomes) if x.status == "waiting"]
@@ -252,7 +265,7 @@ class Sweep:
         for outcome in self.outcomes:
             outcome.status, outcome.error = _look(outcome.cell)
             if outcome.error:
-                self.say(f"failed    {outcome.cell.name}: {outcome.error}")
+                self.say(f"{outcome.status:<10}{outcome.cell.name}: {outcome.error}")
         done = sum(x.status == "finished" for x in self.outcomes)
         if done:
             self.say(f"{done} of {len(self.outcomes)} were finished before")
@@ -272,8 +285,10 @@ class Sweep:
     def _ended(self, number: int, code: int, seconds: float) -> None:
         outcome = self.outcomes[number]
         outcome.seconds = seconds
-        if code == 0:
-            outcome.status, outcome.error = _look(outcome.cell)
+        outcome.status, outcome.error = _look(outcome.cell)
+        if outcome.status == "diverged":
+            pass  # which is a result, whatever the exit code
+        elif code == 0:
             if outcome.status == "waiting":
                 outcome.status, outcome.error = "failed", "ended well and left no result"
         elif self.stopping:
@@ -307,6 +322,8 @@ class Sweep:
 def _look(cell: Cell | Command) -> tuple[str, str | None]:
     """(status, error) as the files of a cell that is not running tell."""
     try:
+        if divergence := cell.divergence():
+            return "diverged", divergence
         return ("finished" if cell.finished() else "waiting"), None
     except RunError as error:
         return "failed", str(error)
@@ -333,7 +350,7 @@ def status_line(sweep: Sweep) -> str:
     """What is going on, in one line."""
     counts = {
         name: sum(x.status == name for x in sweep.outcomes)
-        for name in ("finished", "failed", "running", "waiting")
+        for name in ("finished", "diverged", "failed", "running", "waiting")
     }
     text = ", ".join(f"{n} {name}" for name, n in counts.items() if n)
     running = [x.cell for x in sweep.outcomes if x.status == "running"]

@@ -3,12 +3,13 @@
 `train(config, out)` starts a run, `resume(out)` continues one bit for bit.
 """
 
+import dataclasses
 import json
 import math
 import signal
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,43 +18,63 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bwt import distributed, env, evaluate, models, tasks
+from bwt import checkpoint, distributed, env, evaluate, models, tasks
 from bwt.config import TrainConfig
-from bwt.evaluate import Evaluation
+from bwt.divergence import LOOK_EVERY, Divergence, Watch, all_finite
+from bwt.evaluate import Evaluation, NotProbabilities
 from bwt.optim import Optimizer
 from bwt.progress import Progress
-from bwt.rundir import RunDirectory, write_json
+from bwt.rundir import RunDirectory, RunError, write_json
 from bwt.schedule import Averaged, catch_signals, log_spaced, lr_factor
-from bwt.tasks import Batch, Task
+from bwt.tasks import Batch, Task, statement
 
 LOG_POINTS = 100  # lines of training loss in metrics.jsonl
 EVAL_SEED = 1_000_003  # apart from the seeds of training data
 EVAL_BATCH = 256
+DIVERGED = 3  # exit code
+WILD = "what the model predicts is not finite"
 
 
 @dataclass(frozen=True)
 class Result:
     run: RunDirectory
     step: int
-    evaluation: Evaluation | None  # None if the run was interrupted
+    evaluation: Evaluation | None  # None if the run was interrupted, or diverged
     signal: int | None = None  # that interrupted it
+    divergence: Divergence | None = None
 
 
 def build_model(config: TrainConfig, task: Task) -> nn.Module:
-    """With weights that follow from the seed alone."""
-    with torch.random.fork_rng():
-        torch.manual_seed(config.seed)
+    """With weights that follow from the seed alone. They are drawn on the CPU, and the generators
+    of GPUs are left alone: to ask for them would take memory on every GPU."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(config.seed)
         return models.build_for(task, config.model, **config.model_options)
 
 
 def load(path: str | Path, step: int | None = None, device: str | torch.device = "cpu"):
     """(task, model, config) of a run, with the weights of a step, by default the last one."""
     run = RunDirectory.open(path)
-    config = TrainConfig.from_json(run.read_config())
-    task = tasks.get(config.task, **config.task_options)
+    config, task = read_config(run)
     model = build_model(config, task).to(device)
     run.fill(model, run.load_weights(step, device))
     return task, model.eval(), config
+
+
+def read_config(run: RunDirectory) -> tuple[TrainConfig, Task]:
+    """
+    Raises:
+        RunError: there is something in config.json that cannot be.
+    """
+    try:
+        config = TrainConfig.from_json(run.read_config())
+        task = tasks.get(config.task, **config.task_options)
+        models.check_memory(task, config.model, config.model_options)
+        return config, task
+    except RunError:
+        raise
+    except ValueError as error:
+        raise RunError(f"{run.path / 'config.json'}: {error}") from error
 
 
 def predictor(model: nn.Module) -> Callable[[Batch], Tensor]:
@@ -100,8 +121,12 @@ class Trainer:
             weight_decay=config.weight_decay,
         )
         self.averaged = Averaged(self.parameters, config)
-        self.generator = torch.Generator(self.device).manual_seed(config.seed)
+        self.generator = distributed.stream(config.seed, distributed.rank(), self.device)
+        self.agreement = distributed.Agreement()
         self.loss_sum = torch.zeros((), device=self.device)
+        alone = self.device.type == "cpu" and distributed.world_size() == 1
+        self.watch = Watch(self.task.num_outcomes, every=1 if alone else LOOK_EVERY)
+        self.divergence: Divergence | None = None
         if config.compile != "off":
             mode = "reduce-overhead" if config.compile == "graphs" else None
             self.model.compile(mode=mode)
@@ -117,22 +142,18 @@ class Trainer:
         return distributed.rank() == 0
 
     def sample(self) -> Batch:
-        config = self.config
-        batch = self.task.sample(
-            config.batch_size * distributed.world_size(),
+        """This process's part of a step."""
+        return self.task.sample(
+            self.config.batch_size,
             generator=self.generator,
             device=self.device,
-            posterior=config.targets == "posterior",
-        )
-        return batch._replace(
-            tokens=distributed.part(batch.tokens),
-            features=distributed.part(batch.features),
-            targets=distributed.part(batch.targets),
-            posterior=distributed.part(batch.posterior),
+            posterior=self.config.targets == "posterior",
         )
 
     def update(self, stop: bool) -> bool:
-        """One step; whether any process wants to stop after it."""
+        """One step; whether all stop after it, as one process has wished (of several: in time for
+        the step before). The host does not wait for the device."""
+        stop = self.agreement.any(stop)
         batch = self.sample()
         with self.autocast():
             logits = self.model(batch.tokens, batch.features, batch.positions)
@@ -142,10 +163,7 @@ class Trainer:
         loss.backward()
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         if distributed.world_size() > 1:
-            flags = (loss.detach().view(1), loss.new_full((1,), float(stop)))
-            loss, stops = distributed.reduce(gradients, *flags)
-            # All processes stop after the same step, or one would wait for another for ever.
-            loss, stop = loss / distributed.world_size(), stops.item() > 0
+            loss = distributed.reduce(gradients, loss)
         if self.config.clip:
             nn.utils.clip_grad_norm_(self.parameters, self.config.clip, foreach=True)
         self.optimizer.step(lr_factor(self.step, self.config))
@@ -153,21 +171,43 @@ class Trainer:
         self.averaged.update(self.step)
         self.loss_sum += loss.detach()
         self.loss_count += 1
+        self.watch.add(loss)
         return stop
 
-    def evaluate(self) -> Evaluation:
+    def evaluate(self) -> Evaluation | None:
+        """None if what the model predicts is not finite."""
         self.model.eval()
-        with self.averaged.swapped_in():
-            found = evaluate.evaluate(
-                predictor(self.model),
-                self.task,
-                num_sequences=self.config.eval_sequences,
-                batch_size=min(EVAL_BATCH, self.config.eval_sequences),
-                seed=EVAL_SEED + self.config.seed,
-                device=self.device,
-            )
-        self.model.train()
-        return found
+        try:
+            with self.averaged.swapped_in():
+                return evaluate.evaluate(
+                    predictor(self.model),
+                    self.task,
+                    num_sequences=self.config.eval_sequences,
+                    batch_size=min(EVAL_BATCH, self.config.eval_sequences),
+                    seed=EVAL_SEED + self.config.seed,
+                    device=self.device,
+                )
+        except NotProbabilities:
+            return None
+        finally:
+            self.model.train()
+
+    @property
+    def stopped(self) -> bool:
+        return self.divergence is not None and self.config.on_divergence == "stop"
+
+    def look(self) -> None:
+        self.note(self.watch.look(self.step))
+
+    def note(self, found: Divergence | None) -> bool:
+        """Whether any process has found that the run diverged; the first time counts."""
+        diverged = distributed.agree(found is not None)
+        if diverged and self.divergence is None:
+            found = found or Divergence(self.step, "another process says so")
+            self.divergence = dataclasses.replace(found, checkpoint=self.run.last_step())
+            if self.main and not self.stopped:
+                self.say(f"{self.divergence}; going on, as asked")
+        return diverged
 
     def exact_entropy(self) -> float:
         """Mean bits of the exact posterior: what a perfect model's loss would be."""
@@ -176,39 +216,18 @@ class Trainer:
         batch = self.task.sample(size, generator=generator, device=self.device)
         return torch.special.entr(batch.posterior.double()).sum(-1).mean().item() / math.log(2)
 
-    def save(self) -> None:
-        with self.averaged.swapped_in():
-            weights = {name: p.detach().clone() for name, p in self.model.named_parameters()}
-        names = list(weights)
-        trained = dict(zip(names, self.parameters, strict=True))
-        mean = dict(zip(names, self.averaged.mean, strict=False))
-        state = {
-            **{f"weights/{name}": p for name, p in trained.items()},
-            **{f"mean/{name}": p for name, p in mean.items()},
-            **{f"optimizer/{key}": value for key, value in self.optimizer.state().items()},
-            "generator": self.generator.get_state(),
-            "loss_sum": self.loss_sum,
-            "counts": torch.tensor([self.loss_count, self.averaged.count]),
-            "seconds": torch.tensor(self.seconds, dtype=torch.float64),
-        }
-        self.run.save(self.step, weights, state)
-
-    def restore(self) -> None:
-        self.step, state = self.run.load_state()
-        groups: dict[str, dict[str, Tensor]] = {"weights": {}, "mean": {}, "optimizer": {}}
-        for key, value in state.items():
-            group, _, name = key.partition("/")
-            if name:
-                groups[group][name] = value.to(self.device)
-        self.run.fill(self.model, groups["weights"])
-        self.averaged.mean = [
-            groups["mean"][name] for name, _ in self.model.named_parameters() if groups["mean"]
-        ]
-        self.optimizer.load(groups["optimizer"])
-        self.generator.set_state(state["generator"])
-        self.loss_sum = state["loss_sum"].to(self.device)
-        self.loss_count, self.averaged.count = state["counts"].tolist()
-        self.seconds = state["seconds"].item()
+    def save(self) -> bool:
+        """One process writes, and all have to call: each has its own state of the data. False if
+        there is nothing worth saving: then the last checkpoint stays the last one."""
+        kept = (*self.parameters, *self.averaged.mean, *self.optimizer.state().values())
+        bad = Divergence(self.step, "the weights are not finite")
+        if self.note(None if all_finite(kept) else bad):
+            return False
+        generators = distributed.gather(self.generator.get_state())
+        if not self.main:
+            return True
+        self.run.save(self.step, checkpoint.weights_of(self), checkpoint.state_of(self, generators))
+        return True
 
     def loss_bits(self) -> float:
         """Mean training loss since the last log line."""
@@ -239,48 +258,56 @@ class Trainer:
         found, stop = None, False
         tokens = config.batch_size * distributed.world_size() * self.task.seq_len
         start = time.perf_counter()
-        while self.step < config.steps and not stop:
+        while self.step < config.steps and not stop and not self.stopped:
             stop = self.update(bool(caught))
-            if self.step in logs:
-                self.loss_sum.item()  # waits for the device
+            if self.step in logs or self.watch.due():
+                self.look()  # waits for the device
+            if self.step in logs and not self.stopped:
                 self.seconds += time.perf_counter() - start
                 found = self.checkpoint(progress, exact, self.step in evaluations)
                 start = time.perf_counter()
             elif progress.due():
                 excess = self.loss_bits() - exact
                 progress.draw(self.step, f"excess {excess:.4f} bits", tokens)
+        self.agreement.answer()
         self.seconds += time.perf_counter() - start
         progress.clear()
-        if self.step < config.steps:
-            if self.main:
-                self.save()
+        if self.step < config.steps and not self.stopped and self.save():
             distributed.wait()
             return Result(self.run, self.step, None, caught[0] if caught else signal.SIGTERM)
-        return Result(self.run, self.step, self.finish(found))
+        return self.finish(found)
 
     def checkpoint(self, progress: Progress, exact: float, evaluating: bool):
         found = None
         if self.main:
             found = self.evaluate() if evaluating else None
             self.log(exact, found)
-            if evaluating:
-                self.save()
-                progress.clear()
-                self.say(_line(self.step, self.seconds, found))
         else:
             self.loss_sum.zero_()
             self.loss_count = 0
-        if evaluating:
+        if not evaluating:
+            return None
+        bad = Divergence(self.step, WILD)
+        if not self.note(bad if self.main and found is None else None) and self.save():
+            if self.main:
+                progress.clear()
+                self.say(_line(self.step, self.seconds, found))
             distributed.wait()
         return found
 
-    def finish(self, found: Evaluation | None) -> Evaluation | None:
-        if not self.main:
-            return None
-        if found is None:  # resumed after its last step
-            found = self.evaluate()
-        write_json(self.run.path / "evaluation.json", json.loads(found.to_json()))
-        return found
+    def finish(self, found: Evaluation | None) -> Result:
+        """After the last step, or after the run has diverged."""
+        whole = self.step == self.config.steps and not self.stopped
+        if self.main and whole:
+            found = found or self.evaluate()  # None: resumed after its last step
+        if distributed.agree(self.main and whole and found is not None):
+            if self.main:
+                write_json(self.run.path / "evaluation.json", json.loads(found.to_json()))
+            return Result(self.run, self.step, found)
+        self.note(Divergence(self.step, WILD))
+        if self.main:
+            write_json(self.run.path / "diverged.json", dataclasses.asdict(self.divergence))
+        return Result(self.run, self.step, None, divergence=self.divergence)
 
 
 def means(found: Evaluation) -> dict[str, float]:
@@ -306,21 +333,25 @@ def train(
     *,
     say: Callable[[str], None] = lambda text: None,
     quiet: bool = False,
+    opening: str | None = None,
 ) -> Result:
-    """Trains a new run in the directory `out`, which must not hold anything yet."""
+    """Trains a new run in the directory `out`, which must not hold anything yet. The opening is
+    said when all is in order, before the first step."""
+    task = tasks.get(config.task, **config.task_options)
+    models.check_memory(task, config.model, config.model_options)
     _set_threads(config)
     device = distributed.local_device(config.device)
     with distributed.joined(device):
-        trainer_run = RunDirectory(out)
-        if distributed.rank() == 0:
-            trainer_run = RunDirectory.create(out)
-        distributed.wait()
-        trainer = Trainer(config, trainer_run, device, say, quiet)
-        if trainer.main:
-            say(statement(trainer.task, trainer.model))
-            write_json(trainer_run.path / "config.json", config.to_json())
-            write_json(trainer_run.path / "environment.json", env.collect())
-        return _run(trainer)
+        run = RunDirectory(out) if distributed.rank() else RunDirectory.create(out)
+        with _alone(run):
+            trainer = Trainer(config, run, device, say, quiet)
+            if trainer.main:
+                if opening:
+                    say(opening)
+                say(statement(trainer.task, trainer.model.num_parameters))
+                write_json(run.path / "config.json", config.to_json())
+                write_json(run.path / "environment.json", env.collect())
+            return _run(trainer)
 
 
 def resume(
@@ -328,32 +359,32 @@ def resume(
 ) -> Result:
     """Continues a run from its last saved step, as if it had never stopped."""
     run = RunDirectory.open(out)
-    config = TrainConfig.from_json(run.read_config())
+    config, _ = read_config(run)
+    if run.divergence:
+        raise RunError(f"{run.path} {run.divergence_in_words()}; to resume it would repeat that")
     _set_threads(config)
     device = distributed.local_device(config.device)
-    with distributed.joined(device):
+    with distributed.joined(device), _alone(run):
         trainer = Trainer(config, run, device, say, quiet)
-        trainer.restore()
+        checkpoint.restore(trainer)
         distributed.wait()
         if trainer.main:
-            run.forget_after(trainer.step)
+            lost = run.forget_after(trainer.step)
+            if lost:
+                say(f"{lost} line(s) of metrics.jsonl could not be read and were left out")
             say(f"resuming {run.path} at step {trainer.step} of {config.steps}")
         return _run(trainer)
+
+
+@contextmanager
+def _alone(run: RunDirectory):
+    """Of all processes that train a run, the first holds its lock, and the others wait for it."""
+    with run.locked() if distributed.rank() == 0 else nullcontext():
+        distributed.wait()
+        yield
 
 
 def _run(trainer: Trainer) -> Result:
     caught: list[int] = []
     with catch_signals(caught):
         return trainer.loop(caught)
-
-
-def statement(task: Task, model: nn.Module) -> str:
-    """Whether this model could learn this task by heart."""
-    bits = 32 * model.num_parameters
-    impossible = math.log2(bits) < task.hypothesis_bits
-    conclusion = "it cannot learn them by heart" if impossible else "IT MIGHT LEARN THEM BY HEART"
-    return (
-        f"{task.describe()}\nThis model has {model.num_parameters:,} parameters: its weights hold "
-        f"{bits:,} = 2^{math.log2(bits):.1f} bits, the task has 2^{task.hypothesis_bits:.1f} "
-        f"hypotheses: {conclusion}."
-    )

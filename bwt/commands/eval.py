@@ -5,7 +5,8 @@ import json
 from collections.abc import Sequence
 
 from bwt import distributed, evaluate, train
-from bwt.rundir import RunDirectory, read_json, write_json
+from bwt.options import check_sequences
+from bwt.rundir import RunDirectory, RunError, read_object, write_json
 
 
 def add_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
@@ -19,8 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    if arguments.sequences < 1:
-        raise ValueError(f"eval: --sequences must be at least 1, got {arguments.sequences}")
+    check_sequences("eval", arguments.sequences)
     device = distributed.local_device(arguments.device)
     task, model, _ = train.load(arguments.path, arguments.step, device)
     found = {}
@@ -46,8 +46,10 @@ def run(arguments: argparse.Namespace) -> None:
 def _write(run: RunDirectory, found: dict[int | None, evaluate.Evaluation]) -> None:
     """evaluation.json: that of the run's own length, with others beside it under "lengths"."""
     path = run.path / "evaluation.json"
-    document = read_json(path) if path.exists() else {}
+    document = read_object(path, {})
     lengths = document.get("lengths", {})
+    if not isinstance(lengths, dict):
+        raise RunError(f"{path} does not hold an evaluation; remove it")
     if None in found:
         document = json.loads(found[None].to_json())
     lengths |= {str(k): json.loads(v.to_json()) for k, v in found.items() if k is not None}

@@ -87,12 +87,18 @@ def _triton(op: str, backend: str, done: set) -> list[dict[str, Any]]:
 
 def _cuda(op: str, backend: str, done: set) -> list[dict[str, Any]]:
     """Kernels of csrc/cuda, which nvcc compiles when the package is built."""
-    built = ["this build"] if _dispatch.status(backend) is None else []
+    built = _cuda_targets() if _dispatch.status(backend) is None else []
     return [
         _row(name, f"csrc/cuda/{path.name}", 1, ["sm_80", "sm_90", "sm_100"], built)
         for path in sorted((ROOT / "csrc/cuda").glob(f"{op}*.cu*"))
         for name in re.findall(r"__global__[^;{]*?\b(\w+_kernel)\s*\(", path.read_text())
     ]
+
+
+def _cuda_targets() -> list[str]:
+    from bwt import _C_cuda
+
+    return _C_cuda.targets.split(",")
 
 
 def _simd() -> str:
@@ -115,10 +121,11 @@ def _row(
 
 def render(rows: list[dict[str, Any]]) -> str:
     sizes = {name: max(len(row[name]) for row in rows) + 2 for name in ("kernel", "file")}
+    width = max(len(", ".join(row["targets"])) for row in rows)
 
     def line(backend, kernel, file, configurations, targets, compiled) -> str:
         text = f"  {backend:<11}{kernel:<{sizes['kernel']}}{file:<{sizes['file']}}"
-        return f"{text}{configurations:>5}  {targets:<34}  {compiled}".rstrip()
+        return f"{text}{configurations:>5}  {targets:<{width}}  {compiled}".rstrip()
 
     lines = [line("backend", "kernel", "file", "forms", "targets", "compiled for")]
     for op in dict.fromkeys(row["op"] for row in rows):

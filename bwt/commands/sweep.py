@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from bwt import models, sweep, tasks
-from bwt.commands.train import default_preset
+from bwt.commands.train import default_preset, why_preset
 from bwt.config import PRESETS, TrainConfig
-from bwt.flags import kind_of
+from bwt.options import kind_of
 from bwt.sweep import Cell, Processes, Sweep, make_cell
 
 METRICS = ("entropy_mae", "kl", "tvd", "accuracy")
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
     add = parser.add_argument
     add("task", metavar="TASK", nargs="+", choices=tasks.TASKS, help=f"{', '.join(tasks.TASKS)}")
     add("--model", nargs="+", choices=models.MODELS, default=["transformer"])
-    add("--preset", choices=PRESETS, default=default_preset(), help="see bwt train")
+    add("--preset", choices=PRESETS, help="see bwt train")
     add("--out", metavar="DIR", required=True, help="a run directory for each cell goes here")
     add_workers(parser)
     group = parser.add_argument_group("the grid")
@@ -60,10 +60,16 @@ def workers(arguments: argparse.Namespace) -> Any:
     if arguments.threads < 1 or arguments.jobs < 0:
         raise ValueError("--threads must be at least 1 and --jobs at least 0")
     if arguments.ray is None:
-        return Processes(arguments.jobs, arguments.threads)
+        return Processes(arguments.jobs, arguments.threads, gpus=_device(arguments) != "cpu")
     from bwt.sweep_ray import RayTasks
 
     return RayTasks(arguments.ray, arguments.threads)
+
+
+def _device(arguments: argparse.Namespace) -> str:
+    """Where all cells run; auto if they are not of one mind."""
+    devices = set(getattr(arguments, "device", ["auto"]))
+    return devices.pop() if len(devices) == 1 else "auto"
 
 
 def _classes() -> list[type]:
@@ -81,12 +87,15 @@ def run(arguments: argparse.Namespace) -> int:
     fields = {k: v for k, v in vars(arguments).items() if k not in fixed}
     out = Path(arguments.out).resolve()
     choices = {"task": arguments.task, "model": arguments.model, **fields}
-    built = (make_cell(out, arguments.preset, **point) for point in sweep.grid(choices))
+    preset = arguments.preset or default_preset(_device(arguments))
+    built = (make_cell(out, preset, **point) for point in sweep.grid(choices))
     cells = list({x.name: x for x in built}.values())
     _refuse_unused(fields, cells)
-    found = Sweep(
-        out, cells, workers(arguments), show=Live(arguments.json), say=say_unless(arguments.json)
-    )
+    say = say_unless(arguments.json)
+    found = Sweep(out, cells, workers(arguments), show=Live(arguments.json), say=say)
+    most = max(x.config.steps for x in cells)
+    reason = why_preset(arguments.preset, _device(arguments))
+    say(f"{reason}: {len(cells)} cells of up to {most:,} steps")
     outcomes = found.run()
     if arguments.json:
         print(json.dumps([_row(x) for x in outcomes]))

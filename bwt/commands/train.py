@@ -1,7 +1,10 @@
 """`bwt train`"""
 
 import argparse
+import dataclasses
 import json
+import os
+import sys
 import time
 from collections.abc import Sequence
 
@@ -15,7 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
     """Flags of the task and of the model depend on which ones they are: these are read first."""
     task = next((word for word in argv if word in tasks.TASKS), None)
     model = _peek(argv, "--model", models.MODELS) or "transformer"
-    chosen = _peek(argv, "--preset", PRESETS) or default_preset()
+    device = "cpu" if _peek(argv, "--device", ("cpu",)) else "auto"
+    chosen = _peek(argv, "--preset", PRESETS) or default_preset(device)
     parser.usage = "bwt train TASK [--model NAME] [--preset NAME] [--out DIR] [options]\n" + (
         "       bwt train --resume DIR"
     )
@@ -27,7 +31,6 @@ def add_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
     add(
         "--preset",
         choices=PRESETS,
-        default=chosen,
         help="quick: converges on 2 CPU cores in minutes; paper: the paper's sizes "
         "(default: quick without a GPU, paper with one)",
     )
@@ -46,8 +49,17 @@ def add_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
     flags.add_fields(parser.add_argument_group(title), options, sizes)
 
 
-def default_preset() -> str:
-    return "paper" if torch.cuda.is_available() else "quick"
+def default_preset(device: str = "auto") -> str:
+    return "paper" if device != "cpu" and torch.cuda.is_available() else "quick"
+
+
+def why_preset(given: str | None, device: str = "auto") -> str:
+    """The preset that is taken, and why."""
+    if given:
+        return f"preset {given}, as asked for"
+    if default_preset(device) == "paper":
+        return "preset paper, the default with a GPU (--preset quick takes minutes)"
+    return "preset quick, the default without a GPU"
 
 
 def _peek(argv: Sequence[str], flag: str, choices: Sequence[str]) -> str | None:
@@ -60,7 +72,8 @@ def _peek(argv: Sequence[str], flag: str, choices: Sequence[str]) -> str | None:
 
 def run(arguments: argparse.Namespace) -> int:
     def say(text: str) -> None:
-        if not arguments.json:
+        # Under torchrun one process speaks.
+        if not arguments.json and int(os.environ.get("RANK", 0)) == 0:
             print(text, flush=True)
 
     if arguments.resume:
@@ -69,16 +82,21 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         if arguments.task is None:
             raise ValueError("train: name a TASK or --resume DIR (see bwt train --help)")
+        device = getattr(arguments, "device", "auto")
         config = resolve(
             arguments.task,
             arguments.model,
-            arguments.preset,
+            arguments.preset or default_preset(device),
             settings=flags.given(arguments, TrainConfig),
             task_options=flags.given(arguments, tasks.TASKS[arguments.task]),
             model_options=flags.given(arguments, models.options_class(arguments.model)),
         )
         out = arguments.out or time.strftime(f"runs/{config.task}-{config.model}-%Y%m%d-%H%M%S")
-        result = train.train(config, out, say=say, quiet=arguments.json)
+        opening = (
+            f"{why_preset(arguments.preset, device)}: {config.steps:,} steps of "
+            f"{config.batch_size} sequences"
+        )
+        result = train.train(config, out, say=say, quiet=arguments.json, opening=opening)
     return _report(result, arguments.json, say)
 
 
@@ -97,6 +115,9 @@ def _report(result: train.Result, as_json: bool, say) -> int:
             f"  bwt train --resume {result.run.path}"
         )
         return 128 + result.signal
+    if result.divergence is not None:
+        _report_divergence(result, as_json)
+        return train.DIVERGED
     if result.evaluation is None:  # not the process that reports
         return 0
     if as_json:
@@ -104,3 +125,16 @@ def _report(result: train.Result, as_json: bool, say) -> int:
         print(json.dumps({**document, "evaluation": json.loads(result.evaluation.to_json())}))
     say(f"\n{result.evaluation.table()}\n\n{result.evaluation.verdict()}\nrun: {result.run.path}")
     return 0
+
+
+def _report_divergence(result: train.Result, as_json: bool) -> None:
+    if int(os.environ.get("RANK", 0)):
+        return
+    if as_json:
+        found = dataclasses.asdict(result.divergence)
+        print(json.dumps({"run": str(result.run.path), "step": result.step, "diverged": found}))
+    print(
+        f"bwt: {result.run.path} {result.run.divergence_in_words()}; try a lower --lr, or go on "
+        "with --on-divergence continue",
+        file=sys.stderr,
+    )

@@ -20,8 +20,9 @@ from bwt.geometry.lengths import lengths
 from bwt.geometry.manifold import manifold
 from bwt.geometry.probes import probes
 from bwt.geometry.subject import SEED, Subject, blocks, has_attention
+from bwt.options import check_sequences
 from bwt.progress import Progress
-from bwt.rundir import RunDirectory, read_json, write_atomically
+from bwt.rundir import RunDirectory, read_object, write_atomically
 
 SEQUENCES = 512
 DIGITS = 5
@@ -99,6 +100,7 @@ def _open(path, sequences: int, seed: int, device):
     model at any step (0: as it was before training)."""
     if sequences < 16:
         raise ValueError(f"needs at least 16 sequences (for probes and errors), got {sequences}")
+    check_sequences("geometry and ablate", sequences)
     task, model, config = train.load(path, None, device)
     initial = train.build_model(config, task).to(device).eval()
     run = RunDirectory(path)
@@ -118,7 +120,7 @@ def _merge(run: RunDirectory, found: dict[str, Any]) -> dict[str, Any]:
     """Sections found now replace those of geometry.json; one that was found at another step of the
     run says nothing about this one and goes."""
     path = run.path / "geometry.json"
-    document = read_json(path) if path.exists() else {}
+    document = read_object(path, {})
     step = run.steps()[-1]
     if document.get("step", step) != step:
         document = {}

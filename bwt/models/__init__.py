@@ -7,6 +7,7 @@ tokens; positions count both. Position t sees positions 0..t only.
 
 import dataclasses
 import importlib
+import os
 from typing import Any
 
 import torch
@@ -69,6 +70,21 @@ def build_for(task, name: str, **options: Any) -> nn.Module:
         num_features=task.num_features,
         **options,
     )
+
+
+def check_memory(task, name: str, options: dict[str, Any]) -> None:
+    """
+    Raises:
+        ValueError: the weights of the model alone are more than the machine has memory for.
+    """
+    with torch.device("meta"):
+        count = build_for(task, name, **options).num_parameters
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if 4 * count > memory:
+        raise ValueError(
+            f"a {name} of {count:,} parameters does not fit into the {memory / 1e9:.0f} GB of this "
+            "machine; take fewer layers or less width"
+        )
 
 
 def match_parameters(name: str, task, target: int, **options: Any) -> dict[str, Any]:

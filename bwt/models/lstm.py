@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from bwt.models.parts import Embedding, Head, Shape, at
 from bwt.models.parts import Model as Base
-from bwt.options import check_choices, option
+from bwt.options import check_options, option
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Options:
     width_step: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_options(self)
         if self.layers < 1 or self.width < 1:
             raise ValueError("an LSTM needs at least one layer and one unit")
 

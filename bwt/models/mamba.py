@@ -20,7 +20,7 @@ from bwt.models.parts import (
     linear,
 )
 from bwt.models.parts import Model as Base
-from bwt.options import check_choices, option
+from bwt.options import check_options, option
 from bwt.taps import Tapped
 
 STEP_RANGE = (1e-3, 1e-1)  # of the step sizes at the start, spread evenly in their logarithm
@@ -41,7 +41,7 @@ class Options:
     width_step: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_options(self)
         if min(self.layers, self.width, self.state, self.expansion, self.kernel) < 1:
             raise ValueError("layers, width, state, expansion and kernel must be at least 1")
 
@@ -92,7 +92,8 @@ class CausalConvolution(nn.Module):
             weight = self.mix.t().flip(1).unsqueeze(1)  # [C, 1, K], the oldest first
             past = functional.pad(x.transpose(1, 2), (len(self.mix) - 1, 0))
             return functional.conv1d(past, weight, self.bias, groups=len(weight)).transpose(1, 2)
-        return _CausalConvolution.apply(x, self.mix, self.bias)
+        # Under autocast x is half, and float32 weights would make the result float32.
+        return _CausalConvolution.apply(x, self.mix.to(x.dtype), self.bias.to(x.dtype))
 
 
 class Mixer(Tapped):

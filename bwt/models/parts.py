@@ -36,7 +36,8 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if natively(x):
             return ops.rms_norm(x, self.weight, epsilon=EPSILON)
-        return functional.rms_norm(x, self.weight.shape, self.weight, EPSILON)
+        # In one dtype, or torch takes a slower way.
+        return functional.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), EPSILON)
 
 
 class LayerNorm(nn.Module):

@@ -20,7 +20,7 @@ from bwt.models.parts import (
     shifted,
 )
 from bwt.models.parts import Model as Base
-from bwt.options import check_choices, option
+from bwt.options import check_options, option
 from bwt.taps import Tapped
 
 
@@ -47,7 +47,7 @@ class Options:
     SECOND_SIZE: ClassVar[str] = "hidden"
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_options(self)
         if min(self.layers, self.heads, self.width, self.shift_span) < 1:
             raise ValueError("layers, heads, width and shift_span must be at least 1")
         if self.width % self.heads:

@@ -9,8 +9,9 @@ from bwt.report.reading import Run
 
 
 def overview(run: Run) -> list[Card]:
-    evaluation = run.evaluation
-    return [_floors(evaluation), _kl_by_step(run), _entropy_by_step(run), _learning(run)]
+    cards = [_floors(run.evaluation), _kl_by_step(run), _entropy_by_step(run)]
+    rows = [row for row in run.metrics if row.get("evaluation")]
+    return [*cards, _learning(run, rows)] if rows else cards
 
 
 def _steps(run: Run) -> list[int]:
@@ -63,8 +64,7 @@ def _kl_by_step(run: Run) -> Card:
     return Card("kl", "Distance from exact Bayes", picture, words.by_step(evaluation))
 
 
-def _learning(run: Run) -> Card:
-    rows = [row for row in run.metrics if "evaluation" in row]
+def _learning(run: Run, rows: list[dict[str, Any]]) -> Card:
     steps = [row["step"] for row in rows]
     series = [
         Series("KL", steps, [r["evaluation"]["kl"] for r in rows], dots=True),

@@ -1,8 +1,10 @@
 """One self-contained HTML page from one or several runs."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from bwt.report import causes, looking, words
 from bwt.report.cards import Card
@@ -32,21 +34,23 @@ def report(paths: Sequence[str | Path], out: str | Path | None = None) -> Path:
     runs = [read(path) for path in paths]
     if out is None:
         out = runs[0].path / "report.html" if len(runs) == 1 else Path("report.html")
-    cards = [_cards(run) for run in runs]
+    cards = [_of_this_version([run], lambda run=run: (overview(run), inside(run))) for run in runs]
+    text = _of_this_version(runs, lambda: _page(runs, cards))
     for run, groups in zip(runs, cards, strict=True):
         _write_figures(run, [card for group in groups for card in group])
-    text = _page(runs, cards)
     write_atomically(Path(out), lambda path: path.write_text(text, encoding="utf-8"))
     return Path(out)
 
 
-def _cards(run: Run) -> tuple[list[Card], list[Card]]:
+def _of_this_version(runs: Sequence[Run], build: Callable[[], Any]) -> Any:
     try:
-        return overview(run), inside(run)
-    except (KeyError, TypeError, IndexError) as error:
+        return build()
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        names = ", ".join(str(run.path) for run in runs)
         raise RunError(
-            f"{run.path}: evaluation.json or geometry.json is not of this version of bwt "
-            f"({error!r}); run bwt eval, bwt geometry and bwt ablate again"
+            f"{names}: evaluation.json, geometry.json, metrics.jsonl or config.json is damaged or "
+            f"not of this version of bwt ({error!r}); run bwt eval, bwt geometry and bwt ablate "
+            "again"
         ) from error
 
 
@@ -61,12 +65,20 @@ def inside(run: Run) -> list[Card]:
 
 
 def _write_figures(run: Run, cards: Sequence[Card]) -> None:
+    folder = run.path / "figures"
+    if not folder.resolve().is_relative_to(run.path.resolve()):
+        raise RunError(f"{folder} leads out of the run; remove the link and report again")
     for card in cards:
         if card.picture.startswith("<svg"):
             head, tail = card.picture.split(">", 1)
             text = f"{head}><style>{FIGURE_STYLE}</style>{tail}\n"
-            path = run.path / "figures" / f"{card.name}.svg"
+            path = folder / f"{file_name(card.name)}.svg"
             write_atomically(path, lambda file, text=text: file.write_text(text, encoding="utf-8"))
+
+
+def file_name(name: str) -> str:
+    """Names hold labels, which come from a file: nothing of them may lead elsewhere."""
+    return re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII).strip(".-")[:100] or "figure"
 
 
 def _page(runs: Sequence[Run], cards) -> str:
@@ -109,7 +121,8 @@ def _run(anchor: str, run: Run, first: Sequence[Card], second: Sequence[Card]) -
     return (
         f'<section id="{anchor}"><h2>{escape(run.name)}</h2>'
         f"<p class='lead'>{escape(words.headline(run.evaluation))}</p>"
-        f"<p class='what'>{escape(_facts(run))}</p>{_grid(first)}"
+        + (f"<p class='lead'>This run {escape(run.diverged)}.</p>" if run.diverged else "")
+        + f"<p class='what'>{escape(_facts(run))}</p>{_grid(first)}"
         + (f"<h2 class='sub'>Inside {escape(run.name)}</h2>{_grid(second)}" if second else "")
         + f"{missing}</section>"
     )

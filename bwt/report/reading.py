@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bwt.rundir import RunDirectory, RunError, read_json
+from bwt.rundir import RunDirectory, RunError, read_object
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,7 @@ class Run:
     geometry: dict[str, Any]  # empty if `bwt geometry` was not run
     num_parameters: int
     device: str
+    diverged: str | None  # when and how, if it did
 
     @property
     def what(self) -> str:
@@ -29,28 +30,30 @@ class Run:
 def read(path: str | Path) -> Run:
     """
     Raises:
-        RunError: it is no run directory, or was not trained to the end.
+        RunError: it is not a run directory, or was not trained to the end.
     """
     directory = RunDirectory.open(path)
     config = directory.read_config()
+    diverged = directory.divergence_in_words() if directory.divergence else None
     if not (directory.path / "evaluation.json").exists():
+        if diverged:
+            raise RunError(f"{path} {diverged}; there is no evaluation to report")
         raise RunError(
             f"{path} has no evaluation.json yet: finish it with bwt train --resume {path}"
         )
-    evaluation = read_json(directory.path / "evaluation.json")
+    evaluation = read_object(directory.path / "evaluation.json")
     if "model" not in evaluation:  # only other lengths were evaluated
         raise RunError(f"{path}: evaluate it at its own length first: bwt eval {path}")
-    geometry = directory.path / "geometry.json"
-    environment = directory.path / "environment.json"
     return Run(
         name=directory.path.resolve().name,
         path=directory.path,
         config=config,
         evaluation=evaluation,
         metrics=directory.read_metrics(),
-        geometry=read_json(geometry) if geometry.exists() else {},
+        geometry=read_object(directory.path / "geometry.json", {}),
         num_parameters=_count_parameters(directory),
-        device=_device(read_json(environment) if environment.exists() else {}),
+        device=_device(read_object(directory.path / "environment.json", {})),
+        diverged=diverged,
     )
 
 
@@ -63,15 +66,26 @@ def _count_parameters(directory: RunDirectory) -> int:
     try:
         with open(path, "rb") as file:
             (size,) = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(size))
-    except (struct.error, ValueError) as error:
+            # A damaged length may be anything.
+            header = json.loads(file.read(min(size, path.stat().st_size)))
+        header.pop("__metadata__", None)
+        return sum(math.prod(entry["shape"]) for entry in header.values())
+    except (
+        OSError,
+        struct.error,
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         raise RunError(f"{path} is corrupt or truncated: {error}") from error
-    header.pop("__metadata__", None)
-    return sum(math.prod(entry["shape"]) for entry in header.values())
 
 
 def _device(environment: dict[str, Any]) -> str:
-    machine = environment.get("machine", {})
-    if machine.get("cuda_devices"):
+    machine = environment.get("machine")
+    if not isinstance(machine, dict):
+        return "unknown machine"
+    if isinstance(machine.get("cuda_devices"), list) and machine["cuda_devices"]:
         return ", ".join(map(str, machine["cuda_devices"]))
     return f"{machine['cpu_count']} CPU cores" if "cpu_count" in machine else "unknown machine"

@@ -141,7 +141,7 @@ def choose(planned: list[Planned], outcomes: list[Outcome]) -> dict[tuple[str, s
     for x, outcome in zip(planned, outcomes, strict=True):
         if outcome.status == "finished":
             kl = scores(x.cell.path)["kl"]["mean"]
-            # A run that diverged has no KL that is a number.
+            # One that gives no mass to what happens has no KL that is a number.
             candidate = (float("inf") if kl is None else kl, x.rate)
             best[x.task, x.row] = min(best.get((x.task, x.row), candidate), candidate)
     return {key: rate for key, (_, rate) in best.items()}
@@ -217,6 +217,7 @@ class Reproduction:
         outcomes = self._train(first, "rates")
         if not self.interrupted:
             self.chosen = choose(first, outcomes)
+            self._note_hopeless(first, outcomes)
             seeds, found = range(1, self.seeds), self.chosen.items()
             rest = [self._plan(*key, seed, rate) for seed in seeds for key, rate in found]
             self._train(rest, "seeds")
@@ -232,7 +233,7 @@ class Reproduction:
     def _final(self) -> list[Planned]:
         """Cells of the tables that have finished."""
         kept = [x for x in self.planned if self.chosen.get((x.task, x.row)) == x.rate]
-        return [x for x in kept if x.cell.name not in self.faults]
+        return [x for x in kept if x.cell.name not in self.faults and not x.cell.divergence()]
 
     def _train(self, planned: list[Planned], title: str) -> list[Outcome]:
         self.planned += planned
@@ -246,9 +247,16 @@ class Reproduction:
         found = sweep.run()
         self.interrupted = bool(sweep.stopping)
         for x in found:
-            if x.status != "finished":
+            # To diverge at some learning rate is a result.
+            if x.status not in ("finished", "diverged"):
                 self.faults[x.cell.name] = x.error or "not finished"
         return found
+
+    def _note_hopeless(self, planned: list[Planned], outcomes: list[Outcome]) -> None:
+        """A row of the tables for which no learning rate is left."""
+        for x, outcome in zip(planned, outcomes, strict=True):
+            if outcome.status == "diverged" and (x.task, x.row) not in self.chosen:
+                self.faults[x.cell.name] = outcome.error
 
     def write(self) -> dict[str, Any]:
         document = {

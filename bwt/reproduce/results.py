@@ -1,7 +1,6 @@
 """results.json: what every cell was, how it was made and what came out. One schema, checked when
 it is written and by the tests."""
 
-import json
 import math
 import time
 from pathlib import Path
@@ -11,7 +10,7 @@ import torch
 
 from bwt import env, models, tasks
 from bwt.reproduce import geometry
-from bwt.rundir import read_json
+from bwt.rundir import RunDirectory, read_json
 
 SCHEMA = 1
 METRICS = ("entropy_mae", "entropy_mae_of_mean", "kl", "tvd", "excess", "leak", "accuracy")
@@ -36,7 +35,7 @@ CELL: dict[str, Any] = {
     "seed": int,
     "rate": float,  # factor on the preset's learning rates
     "chosen": bool,  # whether that is the row's best rate
-    "status": str,  # finished, or failed
+    "status": str,  # finished, diverged, or failed
     "command": str,
     "config": dict,
     "parameters": int,
@@ -63,7 +62,8 @@ def header(scale: str, command: str) -> dict[str, Any]:
 def cell(planned, chosen: bool) -> dict[str, Any]:
     """From the files of its run."""
     cell, path = planned.cell, planned.cell.path
-    finished = (path / "evaluation.json").exists()
+    diverged = cell.divergence() is not None
+    finished = (path / "evaluation.json").exists() and not diverged
     evaluation = read_json(path / "evaluation.json") if finished else {}
     return {
         "name": cell.name,
@@ -72,7 +72,7 @@ def cell(planned, chosen: bool) -> dict[str, Any]:
         "seed": planned.seed,
         "rate": float(planned.rate),
         "chosen": chosen and finished,
-        "status": "finished" if finished else "failed",
+        "status": "finished" if finished else "diverged" if diverged else "failed",
         "command": cell.command,
         "config": cell.config.to_json(),
         "parameters": parameters(cell.config),
@@ -100,8 +100,8 @@ def _environment(path: Path) -> dict[str, Any]:
 
 
 def _seconds(path: Path) -> float | None:
-    lines = (path / "metrics.jsonl").read_text().splitlines()
-    return json.loads(lines[-1])["seconds"] if lines else None
+    rows = RunDirectory(path).read_metrics()
+    return rows[-1]["seconds"] if rows else None
 
 
 def parameters(config) -> int:

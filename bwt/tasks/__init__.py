@@ -2,12 +2,12 @@
 
 import dataclasses
 
-from bwt.tasks._base import Batch, Task
+from bwt.tasks._base import Batch, Task, statement
 from bwt.tasks.bijection import Bijection
 from bwt.tasks.hmm import HMM
 from bwt.tasks.recall import Recall
 
-__all__ = ["HMM", "TASKS", "Batch", "Bijection", "Recall", "Task", "get"]
+__all__ = ["HMM", "TASKS", "Batch", "Bijection", "Recall", "Task", "get", "statement"]
 
 TASKS: dict[str, type[Task]] = {task.name: task for task in (Bijection, HMM, Recall)}
 

@@ -2,10 +2,13 @@
 
 import abc
 import dataclasses
+import math
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+
+from bwt.options import check_options
 
 
 class Batch(NamedTuple):
@@ -29,11 +32,7 @@ class Task(abc.ABC):
     length_option: ClassVar[str]
 
     def __post_init__(self):
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if value is None and field.default is None:
-                continue
-            _check_option(self.name, field, value)
+        check_options(self, f"task {self.name}: ")
 
     @property
     @abc.abstractmethod
@@ -59,9 +58,13 @@ class Task(abc.ABC):
         """F + L, the number of model positions."""
 
     @property
-    @abc.abstractmethod
     def positions(self) -> Tensor:
         """[P] int64 on the CPU: the model positions whose output is supervised."""
+        return self.positions_on("cpu")
+
+    @abc.abstractmethod
+    def positions_on(self, device: torch.device | str) -> Tensor:
+        """`positions` made on the device: a copy from the host would make each step wait."""
 
     @property
     @abc.abstractmethod
@@ -77,9 +80,14 @@ class Task(abc.ABC):
         """A batch without its posterior."""
 
     @abc.abstractmethod
-    def posterior(self, batch: Batch) -> Tensor:
+    def posterior(self, batch: Batch, *, check: bool = True) -> Tensor:
         """[B, P, O] float32, from what the batch shows alone; targets are not looked at, except
-        to complete arguments of an op that do not enter the result."""
+        to complete arguments of an op that do not enter the result.
+
+        Args:
+            check: False takes the batch on trust, as one of our own drawing: values are not read
+                back from the device, so that the host need not wait for it.
+        """
 
     def floors(self, batch: Batch) -> dict[str, Tensor]:
         """Predictions [B, P, O] of predictors that lack one ability; the weakest come first."""
@@ -105,7 +113,7 @@ class Task(abc.ABC):
                 f"make it by torch.Generator({str(device)!r})"
             )
         batch = self._draw(batch_size, generator, device)
-        return batch._replace(posterior=self.posterior(batch)) if posterior else batch
+        return batch._replace(posterior=self.posterior(batch, check=False)) if posterior else batch
 
     def with_length(self, length: int) -> "Task":
         """The same task at another length, to see how a model generalises."""
@@ -116,23 +124,6 @@ class Task(abc.ABC):
 
     def _fail(self, message: str):
         raise ValueError(f"task {self.name}: {message}")
-
-
-def _check_option(task: str, field: dataclasses.Field, value) -> None:
-    wanted = type(field.default) if field.default is not None else int
-    right = isinstance(value, (int, float) if wanted is float else wanted)
-    if not right or (isinstance(value, bool) and wanted is not bool):
-        raise ValueError(f"task {task}: {field.name} must be {wanted.__name__}, got {value!r}")
-    lowest, highest, choices = (field.metadata[key] for key in ("minimum", "maximum", "choices"))
-    if choices is not None and value not in choices:
-        raise ValueError(
-            f"task {task}: {field.name} must be one of {', '.join(choices)}, got {value!r}"
-        )
-    # A comparison with NaN is false, so these are written to fail on it.
-    if lowest is not None and not value >= lowest:
-        raise ValueError(f"task {task}: {field.name} must be at least {lowest}, got {value}")
-    if highest is not None and not value <= highest:
-        raise ValueError(f"task {task}: {field.name} must be at most {highest}, got {value}")
 
 
 def shuffled(batch_size: int, n: int, generator: torch.Generator, device: torch.device) -> Tensor:
@@ -152,4 +143,16 @@ def memorisation(bits: float, unit: str) -> str:
     return (
         f"To remember one bit about each {unit} takes 2^{bits - 5:.1f} float32 parameters: "
         "a model with far fewer cannot know them beforehand, it has to infer from what it sees"
+    )
+
+
+def statement(task: Task, num_parameters: int) -> str:
+    """Whether a model of so many parameters could learn this task by heart."""
+    bits = 32 * num_parameters
+    impossible = math.log2(bits) < task.hypothesis_bits
+    conclusion = "it cannot learn them by heart" if impossible else "IT MIGHT LEARN THEM BY HEART"
+    return (
+        f"{task.describe()}\nThis model has {num_parameters:,} parameters: its weights hold "
+        f"{bits:,} = 2^{math.log2(bits):.1f} bits, the task has 2^{task.hypothesis_bits:.1f} "
+        f"hypotheses: {conclusion}."
     )

@@ -59,9 +59,8 @@ class Bijection(Task):
     def seq_len(self) -> int:
         return 2 * self.num_pairs - 1
 
-    @property
-    def positions(self) -> Tensor:
-        return torch.arange(0, self.seq_len, 2)
+    def positions_on(self, device: torch.device | str) -> Tensor:
+        return torch.arange(0, self.seq_len, 2, device=device)
 
     @property
     def hypothesis_bits(self) -> float:
@@ -84,7 +83,7 @@ class Bijection(Task):
             keys, targets = shuffled(2 * batch_size, V, generator, device)[:, :K].chunk(2)
         shown = self._through_channel(targets, generator)
         tokens = torch.stack((keys, shown + V), -1).view(batch_size, 2 * K)[:, :-1]
-        return Batch(tokens, None, self.positions.to(device), targets, None)
+        return Batch(tokens, None, self.positions_on(device), targets, None)
 
     def _through_channel(self, values: Tensor, generator: torch.Generator) -> Tensor:
         if self.noise == 0:
@@ -107,11 +106,11 @@ class Bijection(Task):
         shown = batch.tokens[:, 1::2] - self.num_symbols
         return batch.tokens[:, 0::2], torch.cat((shown, batch.targets[:, -1:]), 1)
 
-    def posterior(self, batch: Batch) -> Tensor:
+    def posterior(self, batch: Batch, *, check: bool = True) -> Tensor:
         keys, shown = self._pairs(batch)
         channel = self.channel(keys.device)
         return ops.bijection_posterior(
-            keys, shown, self.num_symbols, channel=channel
+            keys, shown, self.num_symbols, channel=channel, check=check
         ).posterior.float()
 
     def floors(self, batch: Batch) -> dict[str, Tensor]:

@@ -99,11 +99,10 @@ class HMM(Task):
     def seq_len(self) -> int:
         return self._header_len + self.length * (1 if self.header == "rows" else 2)
 
-    @property
-    def positions(self) -> Tensor:
+    def positions_on(self, device: torch.device | str) -> Tensor:
         if self.header == "rows":
-            return torch.arange(self._header_len, self.seq_len)
-        return torch.arange(self._header_len + 1, self.seq_len, 2)
+            return torch.arange(self._header_len, self.seq_len, device=device)
+        return torch.arange(self._header_len + 1, self.seq_len, 2, device=device)
 
     @property
     def hypothesis_bits(self) -> float:
@@ -142,7 +141,7 @@ class HMM(Task):
         targets = states[:, :-1] if self.predict == "state" else symbols[:, 1:]
         encode = self._as_rows if self.header == "rows" else self._as_tokens
         tokens, features = encode(transition, emission, symbols[:, :-1])
-        return Batch(tokens, features, self.positions.to(device), targets, None)
+        return Batch(tokens, features, self.positions_on(device), targets, None)
 
     def _rows(self, batch_size: int, width: int, generator, device) -> Tensor:
         """[B, S, width] from Dirichlet(1): normalised exponentials."""
@@ -190,10 +189,12 @@ class HMM(Task):
         observations = batch.tokens[:, self._header_len + 1 :: 2] - self._num_levels - len(SPECIALS)
         return observations, initial, transition, emission
 
-    def posterior(self, batch: Batch) -> Tensor:
+    def posterior(self, batch: Batch, *, check: bool = True) -> Tensor:
         observations, initial, transition, emission = self.parameters(batch)
-        filtered = ops.hmm_filter(observations, initial, transition, emission.contiguous()).filtered
-        return self._outcome(filtered, transition, emission)
+        found = ops.hmm_filter(
+            observations, initial, transition, emission.contiguous(), check=check
+        )
+        return self._outcome(found.filtered, transition, emission)
 
     def _outcome(self, states: Tensor, transition: Tensor, emission: Tensor) -> Tensor:
         return states if self.predict == "state" else states @ transition @ emission

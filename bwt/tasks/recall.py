@@ -79,9 +79,8 @@ class Recall(Task):
     def seq_len(self) -> int:
         return self._first_query + self._query_stride * (self.num_queries - 1) + QUERY_LEN
 
-    @property
-    def positions(self) -> Tensor:
-        return self._first_query + 2 + self._query_stride * torch.arange(self.num_queries)
+    def positions_on(self, device: torch.device | str) -> Tensor:
+        return torch.arange(self._first_query + 2, self.seq_len, self._query_stride, device=device)
 
     @property
     def hypothesis_bits(self) -> float:
@@ -105,33 +104,37 @@ class Recall(Task):
             unseen = uniform(batch_size, Q, generator=generator, device=device) < self.unseen
             asked = torch.where(unseen, torch.arange(N, N + Q, device=device), asked)
         tokens = torch.full((batch_size, self.seq_len), FILLER, device=device)
-        tokens[:, 0 : PAIR_LEN * N : PAIR_LEN] = STORE
+        # By fill_: of a number that is assigned, torch makes a tensor on the host first.
+        tokens[:, 0 : PAIR_LEN * N : PAIR_LEN].fill_(STORE)
         tokens[:, 1 : PAIR_LEN * N : PAIR_LEN] = keys[:, :N] + NUM_SPECIALS
-        tokens[:, 2 : PAIR_LEN * N : PAIR_LEN] = SEPARATOR
+        tokens[:, 2 : PAIR_LEN * N : PAIR_LEN].fill_(SEPARATOR)
         tokens[:, 3 : PAIR_LEN * N : PAIR_LEN] = values[:, :N] + NUM_SPECIALS + self.num_keys
         first, stride = self._first_query, self._query_stride
-        tokens[:, first::stride] = QUERY
+        tokens[:, first::stride].fill_(QUERY)
         tokens[:, first + 1 :: stride] = keys.gather(1, asked) + NUM_SPECIALS
-        tokens[:, first + 2 :: stride] = PAD
-        return Batch(tokens, None, self.positions.to(device), values.gather(1, asked), None)
+        tokens[:, first + 2 :: stride].fill_(PAD)
+        return Batch(tokens, None, self.positions_on(device), values.gather(1, asked), None)
 
-    def _read(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def _read(self, batch: Batch, check: bool) -> tuple[Tensor, Tensor]:
         """Which stored pair a question is about [B, Q, N] and the stored values one-hot
         [B, N, num_values]."""
         stored = batch.tokens[:, : PAIR_LEN * self.num_pairs]
         keys, values = stored[:, 1::PAIR_LEN], stored[:, 3::PAIR_LEN]
         asked = batch.tokens[:, batch.positions - 1]
         values = values - NUM_SPECIALS - self.num_keys
-        one_hot = torch.nn.functional.one_hot(values, self.num_values).float()
+        if check and bool(((values < 0) | (values >= self.num_values)).any()):
+            self._fail("the batch has other tokens than values where values are stored")
+        every = torch.arange(self.num_values, device=values.device)
+        one_hot = (values[..., None] == every).float()
         return (asked[:, :, None] == keys[:, None, :]).float(), one_hot
 
-    def posterior(self, batch: Batch) -> Tensor:
-        match, values = self._read(batch)
+    def posterior(self, batch: Batch, *, check: bool = True) -> Tensor:
+        match, values = self._read(batch, check)
         return self._or_not_stored(match, values, match @ values)
 
     def floors(self, batch: Batch) -> dict[str, Tensor]:
         """`unbound` knows which keys and values were stored, not which belong together."""
-        match, values = self._read(batch)
+        match, values = self._read(batch, check=True)
         stored = values.mean(1, keepdim=True).expand(-1, self.num_queries, -1)
         return {"unbound": self._or_not_stored(match, values, stored)}
 
