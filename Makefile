@@ -18,13 +18,34 @@ print(*project['dependencies'], *extras['build'], *extras['test'], *extras['lint
 endef
 export PRINT_REQUIREMENTS
 
-.PHONY: demo test lint format build bench clean
+# What setup.py's choice depends on besides files. torch itself takes seconds to import.
+define PRINT_CHOICE
+from importlib.util import find_spec
+from pathlib import Path
+import os, runpy, shutil
+print({name: os.environ.get(name) for name in ('BWT_CUDA', 'BWT_DEBUG', 'BWT_SANITIZE')})
+torch = runpy.run_path(Path(find_spec('torch').origin).with_name('version.py'))
+print(torch['__version__'], torch['cuda'])
+if torch['cuda'] or os.environ.get('BWT_CUDA') == '1':
+    names = ('TORCH_CUDA_ARCH_LIST', 'CUDA_HOME', 'CUDA_PATH')
+    print({name: os.environ.get(name) for name in names}, shutil.which('nvcc'))
+endef
+export PRINT_CHOICE
+
+# What the sanitized library needs loaded before Python: it is not linked into Python itself.
+SANITIZE_OPS := attention bijection_posterior gelu hmm_filter rms_norm selective_scan
+SANITIZE_TESTS := $(foreach op,$(SANITIZE_OPS),$(filter-out %_triton.py %_ptx.py %_cuda.py,\
+	$(wildcard tests/test_$(op)*.py))) tests/test_strides.py tests/test_raw_ops.py
+PRELOADED = $(foreach name,asan ubsan stdc++,$(shell $(CXX) -print-file-name=lib$(name).so))
+
+.PHONY: demo test lint format build rebuild bench sanitize fuzz check-torch check-cuda gpu clean FORCE
 
 demo: build
 	$(BIN)/bwt train bijection --preset quick
 
 test: build lint
 	$(BIN)/python -P -m pytest
+	$(BIN)/python -P tests/emulated_gpu
 
 lint: $(VENV)/.dependencies
 	$(BIN)/ruff check .
@@ -38,9 +59,37 @@ format: $(VENV)/.dependencies
 
 build: $(VENV)/.built
 
+rebuild:
+	rm -f $(VENV)/.built
+	$(MAKE) build
+
+# Builds against other releases of torch, in environments of their own under build/.
+check-torch: $(VENV)/.dependencies
+	$(BIN)/python tests/builds/check_torch.py $(RELEASES)
+
+# ARCHS="80 90" restricts the architectures: all of them are 5,000 kernels, about a second each.
+check-cuda: $(VENV)/.dependencies
+	$(BIN)/python tests/builds/check_cuda.py $(ARCHS)
+
 bench: build
 	$(BIN)/pip install --quiet -e '.[bench]' --no-build-isolation
 	for file in benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done
+
+sanitize: build
+	BWT_SANITIZE=1 BWT_CUDA=0 $(BIN)/python setup.py --quiet build --build-base build/sanitize \
+		--build-lib build/sanitize/lib
+	LD_PRELOAD="$(PRELOADED)" PYTHONPATH=build/sanitize/lib ASAN_OPTIONS=detect_leaks=0 \
+		UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+		$(BIN)/python -P -m pytest $(SANITIZE_TESTS)
+
+SECONDS ?= 600
+SEED ?= 0
+fuzz: build
+	$(BIN)/python -P tests/fuzz.py --seconds $(SECONDS) --seed $(SEED)
+
+# Everything that waits for a GPU. Says in one line that there is none before it builds anything.
+gpu:
+	@$(PYTHON) benchmarks/gpu.py $(GPU_OPTIONS)
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -51,7 +100,12 @@ $(VENV)/.dependencies: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/pip install --quiet --disable-pip-version-check -r $@.txt
 	touch $@
 
-$(VENV)/.built: $(VENV)/.dependencies setup.py $(NATIVE)
+# Written only when it changes: nvcc or another torch that comes later is a reason to build again.
+$(VENV)/.choice: $(VENV)/.dependencies FORCE
+	@$(BIN)/python -c "$$PRINT_CHOICE" > $@.new
+	@cmp -s $@.new $@ && rm $@.new || mv $@.new $@
+
+$(VENV)/.built: $(VENV)/.dependencies $(VENV)/.choice setup.py $(NATIVE)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 

@@ -1,10 +1,13 @@
 """Builds the native extension. Metadata is in pyproject.toml.
 
-BWT_CUDA=auto|1|0   also build bwt._C_cuda: when torch has CUDA and nvcc is found | always | never
-BWT_DEBUG=1         -O0 -g
+BWT_CUDA=auto|1|0     build bwt._C_cuda: when torch and nvcc have the same CUDA | always | never
+BWT_DEBUG=1           -O0 -g
+BWT_SANITIZE=1        -O1 -g with the address and undefined sanitizers (see `make sanitize`)
+TORCH_CUDA_ARCH_LIST  what bwt._C_cuda is compiled for, such as "8.0;9.0+PTX"
 """
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -16,7 +19,16 @@ from torch.utils import cpp_extension
 ROOT = Path(__file__).parent
 DEBUG = os.environ.get("BWT_DEBUG") == "1"
 DEFINES = ["-DPy_LIMITED_API=0x030A0000", "-DTORCH_TARGET_VERSION=0x020a000000000000"]
+CXX_FLAGS = ["-std=c++20", "-fvisibility=hidden"]
 OPTIMISE = ["-O0", "-g"] if DEBUG else ["-O3"]
+SANITIZE = os.environ.get("BWT_SANITIZE") == "1"
+# Python's own flags hold -fwrapv, under which signed overflow is no error.
+SANITIZERS = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-wrapv"] if SANITIZE else []
+# No symbol that nobody asks for, and nothing of where it was built.
+LINKING = ["-Wl,-s"] if not (DEBUG or SANITIZE) else SANITIZERS[2:3]
+NO_PATHS = [
+    f"-ffile-prefix-map={path}=." for path in (ROOT.resolve(), *cpp_extension.include_paths())
+]
 HEADERS = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("csrc/**/*.h"))
 
 
@@ -31,11 +43,24 @@ def find_nvcc() -> str | None:
     return shutil.which("nvcc")
 
 
-def cuda_home() -> Path:
-    """Where nvcc says its toolkit is: nvcc itself may be a wrapper elsewhere."""
-    told = subprocess.run([find_nvcc(), "-dryrun", "x.cu"], capture_output=True, text=True).stderr
-    top = next(line for line in told.splitlines() if "TOP=" in line).partition("TOP=")[2]
-    return Path(top).resolve()
+def nvcc_says(*options: str) -> str:
+    done = subprocess.run([find_nvcc(), *options], capture_output=True, text=True)
+    return done.stdout + done.stderr
+
+
+def toolkit_libraries() -> list[str]:
+    """Folders with libcudart. nvcc may be a wrapper far from its toolkit, so it is asked."""
+    top = re.search(r"TOP=(.*)", nvcc_says("-dryrun", "x.cu"))
+    home = Path(top[1] if top else Path(find_nvcc()).parents[1]).resolve()
+    folders = ("lib64", "lib", "targets/*/lib")
+    found = [path.parent for folder in folders for path in home.glob(f"{folder}/libcudart.so")]
+    return sorted({str(folder.resolve()) for folder in found})
+
+
+def same_cuda() -> bool:
+    """Whether nvcc belongs to torch's CUDA. A later one may need a later driver than torch does."""
+    release = re.search(r"release (\d+)\.", nvcc_says("--version"))
+    return release is not None and release[1] == torch.version.cuda.partition(".")[0]
 
 
 def wants_cuda() -> bool:
@@ -45,18 +70,28 @@ def wants_cuda() -> bool:
     if choice == "1" and find_nvcc() is None:
         raise SystemExit("setup.py: BWT_CUDA=1 but nvcc was not found: set PATH or CUDA_HOME")
     if choice == "auto":
-        return torch.version.cuda is not None and find_nvcc() is not None
+        return torch.version.cuda is not None and find_nvcc() is not None and same_cuda()
     return choice == "1"
 
 
 def gencode_flags() -> list[str]:
     """-gencode for each architecture; `+PTX` also embeds PTX for devices that come later."""
+    known = re.findall(r"compute_(\d+)", nvcc_says("--list-gpu-arch"))
+    # A cubin serves later minor versions too (8.0 also 8.6 and 8.9); 12.0 runs from PTX.
+    newest = [arch for arch in ("8.0", "9.0", "10.0") if arch.replace(".", "") in known]
+    wanted = os.environ.get("TORCH_CUDA_ARCH_LIST") or ";".join(newest) + "+PTX"
     flags = []
-    wanted = os.environ.get("TORCH_CUDA_ARCH_LIST", "8.0;9.0;10.0+PTX")
-    for arch in wanted.replace(" ", ";").split(";"):
-        number = arch.removesuffix("+PTX").replace(".", "")
+    for arch in re.split(r"[;,\s]+", wanted.strip("; ,")):
+        found = re.fullmatch(r"(\d+)\.(\d)([af]?)(\+PTX)?", arch)
+        if found is None or found[1] + found[2] not in known:
+            names = ", ".join(f"{number[:-1]}.{number[-1]}" for number in known)
+            raise SystemExit(
+                f"setup.py: TORCH_CUDA_ARCH_LIST has {arch!r}: this nvcc compiles for {names}; "
+                "separate them by ; and append +PTX to embed PTX"
+            )
+        number = "".join(found.group(1, 2, 3))
         flags.append(f"-gencode=arch=compute_{number},code=sm_{number}")
-        if arch.endswith("+PTX"):
+        if found[4]:
             flags.append(f"-gencode=arch=compute_{number},code=compute_{number}")
     return flags
 
@@ -78,6 +113,7 @@ class BuildExtension(cpp_extension.BuildExtension):
         includes = [f"-I{path}" for path in extension.include_dirs]
         command = [find_nvcc(), "-c", source, "-o", str(built), "-std=c++20", *includes]
         flags = [*OPTIMISE, *DEFINES, "-DUSE_CUDA", "-Xcompiler=-fPIC", *gencode_flags()]
+        flags += [f"-Xcompiler={flag}" for flag in NO_PATHS]
         subprocess.check_call([*command, *flags])
         return str(built)
 
@@ -89,7 +125,8 @@ def extension(name: str, files: list[str], libraries: tuple[str, ...] = ()):
         include_dirs=[str(ROOT / "csrc"), *cpp_extension.include_paths()],
         depends=HEADERS,
         libraries=list(libraries),
-        extra_compile_args={"cxx": ["-std=c++20", "-fvisibility=hidden", *OPTIMISE, *DEFINES]},
+        extra_compile_args={"cxx": [*CXX_FLAGS, *OPTIMISE, *DEFINES, *NO_PATHS, *SANITIZERS]},
+        extra_link_args=list(LINKING),
         py_limited_api=True,
     )
 
@@ -97,8 +134,15 @@ def extension(name: str, files: list[str], libraries: tuple[str, ...] = ()):
 extensions = [extension("bwt._C", ["csrc/module.cpp", *sources("csrc/cpu/*.cpp")])]
 if wants_cuda():
     cuda_sources = ["csrc/cuda/module.cpp", *sources("csrc/cuda/*.cu")]
-    cuda = extension("bwt._C_cuda", cuda_sources, ("cudart",))
-    cuda.library_dirs.append(str(cuda_home() / "lib64"))
+    # The last two hold the shims of the stable ABI that know CUDA; a CPU build of torch has none.
+    libraries = ("cudart", "c10_cuda", "torch_cuda") if torch.version.cuda else ("cudart",)
+    cuda = extension("bwt._C_cuda", cuda_sources, libraries)
+    cuda.library_dirs += toolkit_libraries()
+    # For a process whose torch has not loaded a libcudart of this version; LD_LIBRARY_PATH wins.
+    cuda.runtime_library_dirs += toolkit_libraries()
+    cuda.extra_link_args.append("-Wl,--enable-new-dtags")
+    targets = [flag.partition(",code=")[2] for flag in gencode_flags()]
+    cuda.extra_compile_args["cxx"].append(f"-DBWT_CUDA_TARGETS={','.join(targets)}")
     extensions.append(cuda)
 
 setup(
