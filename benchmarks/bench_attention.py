@@ -20,6 +20,7 @@ from typing import NamedTuple
 import common
 import numpy as np
 import plots
+import records
 import torch
 from common import FORWARD, FULL, Bench, Case, Claim, Provider, Unavailable
 from torch import Tensor
@@ -38,13 +39,17 @@ class Inputs(NamedTuple):
     grad_out: Tensor  # [B, H, T, D]
 
 
-def declare(B: int, H: int, T: int, D: int, *, fused: bool) -> Case:
+def declare(B: int, H: int, T: int, D: int, *, fused: bool, dtype: str = "float32") -> Case:
     name = f"B{B}-H{H}-T{T}-D{D}-{'fused' if fused else 'dense'}"
-    return Case(name, dict(B=B, H=H, T=T, D=D, fused=fused), BOTH)
+    shape = dict(B=B, H=H, T=T, D=D, fused=fused)
+    if dtype == "float32":
+        return Case(name, shape, BOTH)
+    return Case(f"{name}-{dtype}", shape, BOTH, dtype, devices=("cuda",))
 
 
 SHAPES = [(64, 6, 39, 32), (64, 8, 93, 32), (16, 8, 128, 32), (4, 8, 512, 64)]
-CASES = [declare(*shape, fused=fused) for shape in SHAPES for fused in (False, True)]
+FLOAT32 = [declare(*shape, fused=fused) for shape in SHAPES for fused in (False, True)]
+CASES = FLOAT32 + [declare(*shape, fused=True, dtype="bfloat16") for shape in SHAPES]
 
 
 def sizes(case: Case) -> tuple[int, int, int, int]:
@@ -55,12 +60,17 @@ def inputs(case: Case, device: str) -> Inputs:
     B, H, T, D = sizes(case)
     rng = np.random.default_rng(0)
     shape = (B, T, 3, H, D) if case.shape["fused"] else (3, B, H, T, D)
-    leaf = torch.from_numpy(rng.standard_normal(shape, np.float32)).to(device).requires_grad_()
+
+    def normal(shape):
+        return torch.from_numpy(rng.standard_normal(shape, np.float32)).to(device, dtype)
+
+    dtype = getattr(torch, case.dtype)
+    leaf = normal(shape).requires_grad_()
     if case.shape["fused"]:
         qkv = tuple(x.transpose(1, 2) for x in leaf.unbind(2))
     else:
         qkv = leaf.unbind(0)
-    grad_out = torch.from_numpy(rng.standard_normal((B, H, T, D), np.float32)).to(device)
+    grad_out = normal((B, H, T, D))
     # Leaves of their own: the time of splitting a projection's gradient is not attention's.
     qkv = tuple(x.detach().requires_grad_() for x in qkv)
     return Inputs(leaf, qkv, grad_out)
@@ -111,6 +121,8 @@ def additive_mask(queries: int, device: str) -> Tensor:
 
 def eager(case, device):
     """With the mask added inside the product, which was the fastest eager form found."""
+    if case.dtype != "float32":
+        raise Unavailable("rounds scores to 16 bits, which is too coarse for the check")
     B, H, T, D = sizes(case)
     mask, scale = additive_mask(T, device), D**-0.5
 
@@ -134,6 +146,8 @@ def sdpa(case, device):
 
 def multihead(case, device):
     """The module people reach for when they want weights; identity projections."""
+    if case.dtype != "float32":
+        raise Unavailable("rounds scores to 16 bits, which is too coarse for the check")
     B, H, T, D = sizes(case)
     module = torch.nn.MultiheadAttention(H * D, H, bias=False, batch_first=True, device=device)
     with torch.no_grad():
@@ -158,9 +172,24 @@ def expected(case: Case):
     return forward, grads
 
 
+@functools.cache
+def coarse_bounds(case: Case) -> list[float]:
+    """In 16 bits, as the tests allow it: what rounding the operands of each product costs."""
+    sys.path.append(str(records.ROOT / "tests"))
+    import attention_triton
+
+    x = inputs(case, "cpu")
+    tensors = {name: y.detach()[:2] for name, y in zip("qkv", x.qkv, strict=True)}
+    gradients = dict.fromkeys(attention_triton.INCOMING) | {"grad_out": x.grad_out[:2]}
+    wanted = attention_triton.expect(tensors, gradients)
+    mode = {"bfloat16": "bf16", "float16": "fp16"}[case.dtype]
+    found = attention_triton.bounds(mode, tensors, gradients, wanted)
+    return [found[name] for name in ("out", "weights", *attention_triton.BACKWARD)]
+
+
 def check(case: Case, mode: str, x: Inputs, outputs, units: float) -> str | None:
-    """The first two sequences against the reference. The bound is that of a sum of T + D rounded
-    terms of order one, with room for the chain of two products."""
+    """The first two sequences against the reference. The bound in float32 is that of a sum of T + D
+    rounded terms of order one, with room for the chain of two products."""
     forward, grads = expected(case)
     wanted = [forward.out, forward.weights, *(grads if mode == FULL else ())]
     _, _, T, D = sizes(case)
@@ -170,6 +199,8 @@ def check(case: Case, mode: str, x: Inputs, outputs, units: float) -> str | None
             continue
         error = np.abs(got[:2].detach().double().cpu().numpy() - want).max()
         allowed = bound * max(1.0, np.abs(want).max())
+        if case.dtype != "float32":
+            allowed = coarse_bounds(case)[index]
         if not error <= allowed:
             return f"result {index} is off by {error:.3g}, allowed {allowed:.3g}"
     return None
@@ -179,6 +210,15 @@ def operations(case: Case, mode: str) -> float:
     """Floating-point operations of the visible scores: two products forward, five more back."""
     B, H, T, D = sizes(case)
     return (2 if mode == FORWARD else 7) * 2 * B * H * D * T * (T + 1) / 2
+
+
+def traffic(case: Case, mode: str) -> float:
+    """q, k, v are read, out and weights written; backward, q, k, v, out and its gradient are read
+    and three gradients written."""
+    B, H, T, D = sizes(case)
+    heads, weights = B * H * T * D, B * H * T * T
+    size = getattr(torch, case.dtype).itemsize
+    return size * (4 * heads + weights + (8 * heads if mode == FULL else 0))
 
 
 def output_shapes(case: Case) -> list[tuple[int, ...]]:
@@ -199,7 +239,7 @@ COLOURS = {
 
 def claims():
     limits = {39: 0.6, 93: 0.9, 128: 0.9, 512: 1.1}
-    for case in CASES:
+    for case in FLOAT32:
         limit = limits[case.shape["T"]]
         yield Claim(case.name, slow="native", fast="sdpa", at_most=limit, mode=FULL)
         if case.shape["T"] == 39:
@@ -230,11 +270,13 @@ BENCH = Bench(
     inputs=inputs,
     check=check,
     baseline="sdpa",
+    operations=operations,
+    traffic=traffic,
     claims=tuple(claims()),
     plot=functools.partial(
         plots.bars,
         mode=FULL,
-        cases=[case.name for case in CASES],
+        cases=[case.name for case in FLOAT32],
         colours=COLOURS,
         title="attention, causal, float32",
     ),

@@ -179,6 +179,17 @@ def multiply_adds(case: Case, mode: str) -> float:
     return 2.0 * B * T * S * S * (1 if mode == FORWARD else 3)
 
 
+def traffic(case: Case, mode: str) -> float:
+    """Symbols and parameters are read, three outputs written; backward, all of these and the
+    gradients of the outputs are read and those of the parameters written."""
+    B, T, S, V = (case.shape[name] for name in "BTSV")
+    size = getattr(torch, case.dtype).itemsize
+    parameters = size * (S + S * S + S * V) * (1 if case.shape["shared"] else B)
+    outputs = size * (2 * B * T * S + B)
+    forward = 8 * B * T + parameters + outputs
+    return forward if mode == FORWARD else 2 * forward + outputs + parameters
+
+
 @functools.cache
 def expected_forward(case: Case) -> HMMFilterOutput:
     x = inputs(case, "cpu")
@@ -324,6 +335,8 @@ BENCH = Bench(
     check=check,
     baseline="torch",
     unit="sequence",
+    operations=multiply_adds,
+    traffic=traffic,
     claims=(
         Claim(MAIN["float32"].name, slow="compiled", fast="native", at_least=3),
         Claim(MAIN["float32"].name, slow="numba", fast="native", at_least=3),

@@ -6,6 +6,7 @@ The size is the paper's for HMMs (header of tokens, 93 positions). A step is for
 clipping and optimizer, on one batch.
 """
 
+import copy
 import functools
 import os
 import sys
@@ -61,8 +62,8 @@ def inputs(case: Case, device: str) -> Inputs:
 
 
 class Stepper:
-    """Steps when called; the first call gives the logits of some sequences and those that the
-    NumPy reference of the ops leads to in float64."""
+    """A step when called; `result()` gives the logits of some sequences and those that the NumPy
+    reference of the ops leads to in float64, on a CPU."""
 
     def __init__(self, case: Case, x: Inputs, name: str):
         torch.manual_seed(0)
@@ -72,33 +73,31 @@ class Stepper:
         self.optimizer = Optimizer(
             self.model, name="adamw", lr=1e-3, muon_lr=0.0, betas=(0.9, 0.999), weight_decay=0.01
         )
-        self.checked = False
 
-    def logits(self, count: int | None = None, dtype=torch.float32) -> Tensor:
-        features = self.batch.features
-        if features is not None:
-            features = features[:count].to(dtype)
+    def logits(self, count: int | None = None) -> Tensor:
+        features = None if self.batch.features is None else self.batch.features[:count]
         return self.model(self.batch.tokens[:count], features, self.batch.positions)
 
-    def compared(self) -> tuple[Tensor, Tensor]:
+    def result(self) -> tuple[Tensor, Tensor]:
+        exact = copy.deepcopy(self.model).cpu().double()
+        tokens, features, positions = (
+            None if x is None else x.cpu()
+            for x in (self.batch.tokens[:CHECKED], self.batch.features, self.batch.positions)
+        )
+        features = None if features is None else features[:CHECKED].double()
+        before = os.environ.get("BWT_BACKEND")
+        os.environ["BWT_BACKEND"] = "reference"
+        try:
+            with torch.no_grad():
+                want = exact(tokens, features, positions)
+        finally:
+            del os.environ["BWT_BACKEND"]
+            if before is not None:
+                os.environ["BWT_BACKEND"] = before
         with torch.no_grad():
-            got = self.logits(CHECKED)
-            self.model.double()
-            before = os.environ.get("BWT_BACKEND")
-            os.environ["BWT_BACKEND"] = "reference" if got.device.type == "cpu" else "torch"
-            try:
-                want = self.logits(CHECKED, torch.float64)
-            finally:
-                self.model.float()
-                del os.environ["BWT_BACKEND"]
-                if before is not None:
-                    os.environ["BWT_BACKEND"] = before
-        return got, want
+            return self.logits(CHECKED), want
 
     def __call__(self):
-        if not self.checked:
-            self.checked = True
-            return self.compared()
         for p in self.model.parameters():
             p.grad = None
         train.loss_of(self.logits(), self.batch, "sampled").backward()
@@ -115,7 +114,7 @@ def provider(name: str) -> Provider:
 
 def check(case: Case, mode: str, x: Inputs, outputs, units: float) -> str | None:
     got, want = outputs
-    error = (got.double() - want).abs().max().item()
+    error = (got.double().cpu() - want).abs().max().item()
     allowed = 1e-4 * want.abs().max().item()
     return None if error <= allowed else f"logits are off by {error:.3g}, allowed {allowed:.3g}"
 

@@ -76,6 +76,11 @@ def check(case: Case, mode: str, x: Inputs, outputs, units: float) -> str | None
     return None
 
 
+def traffic(case: Case, mode: str) -> float:
+    """x is read, y written; backward, x and the gradient of y are read, that of x written."""
+    return 4 * case.shape["rows"] * case.shape["width"] * (2 if mode == FORWARD else 5)
+
+
 BENCH = Bench(
     op="pointwise",
     cases=CASES,
@@ -87,6 +92,7 @@ BENCH = Bench(
     inputs=inputs,
     check=check,
     baseline="torch",
+    traffic=traffic,
 )
 
 

@@ -135,6 +135,15 @@ def make_traffic(case, mode, x, device):
     return lambda: (u.clone(), delta.clone(), x.grad.clone(), u.sum(), delta.sum()), case.units
 
 
+def traffic(case: Case, mode: str) -> float:
+    """Bytes of what make_traffic moves, and of B and C."""
+    B, L, E, N = (case.shape[name] for name in "BLEN")
+    inner, outer = B * L * N, B * L * E
+    forward = 3 * outer + 2 * inner
+    size = getattr(torch, case.dtype).itemsize
+    return size * (forward if mode == FORWARD else 2 * forward + 2 * outer + 2 * inner)
+
+
 @functools.cache
 def expected(case: Case, count: int) -> tuple[np.ndarray, list[np.ndarray]]:
     """y and the gradients of the first sequences; those of A and D summed over `count`."""
@@ -205,6 +214,8 @@ BENCH = Bench(
     check=check,
     baseline="torch",
     unit="sequence",
+    operations=operations,
+    traffic=traffic,
     claims=(
         Claim(MAIN.name, slow="torch", fast="native", at_least=20, mode=FULL),
         Claim(MAIN.name, slow="associative", fast="native", at_least=3, mode=FULL),

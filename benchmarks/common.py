@@ -2,8 +2,8 @@
 
 A benchmark file declares a Bench (cases, providers, inputs, check) and ends with
 `sys.exit(common.main(BENCH))`. No provider is timed before its results have been compared with
-bwt.reference at the very shapes and thread count of the timing; one that fails is shown as WRONG,
-gets no row, and makes the exit code 1.
+bwt.reference at the very shapes and thread count of the timing, and once more after it; one that
+fails is shown as WRONG, gets no row, and makes the exit code 1.
 """
 
 import argparse
@@ -16,6 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import arguments
+import clocks
+import gpu_rows
 import records
 import summary
 import timing
@@ -24,6 +27,7 @@ from summary import FORWARD, Claim, per_unit
 from timing import Call
 
 FULL = "forward+backward"
+DEVICES = ("cpu", "cuda")
 INSTALL_HINT = "pip install -e '.[bench]'"
 
 
@@ -43,12 +47,14 @@ class Case:
     dtype: str = "float32"
     units: float = 1  # units of work in one call; times are compared per unit
     baseline: str | None = None  # the bench's, if None
+    devices: tuple[str, ...] = ("cpu", "cuda")
 
 
 @dataclass(frozen=True)
 class Provider:
     """`make(case, mode, inputs, device)` returns the call to time and the units it handles; it
-    imports what it needs and raises Unavailable or ImportError if it cannot."""
+    imports what it needs and raises Unavailable or ImportError if it cannot. What is compared with
+    the reference is what the call returns, or its method `result()` if it has one."""
 
     name: str
     make: Callable[[Case, str, Any, str], tuple[Call, float]]
@@ -72,6 +78,9 @@ class Bench:
     plot: Callable[[list[dict], str], None] | None = None
     plot_help: str = ""
     packages: tuple[str, ...] = ()  # peers whose versions belong in the rows
+    # Of a case and mode: floating-point operations, and bytes that must be read or written.
+    operations: Callable[[Case, str], float] | None = None
+    traffic: Callable[[Case, str], float] | None = None
 
 
 @dataclass
@@ -122,13 +131,18 @@ def prepare(
     except ImportError as error:
         raise Unavailable(f"{error}; {INSTALL_HINT}") from error
     if not provider.bound:
-        try:
-            fault = bench.check(case, mode, inputs, call(), units)
-        except Exception as error:  # any failure of the code under test is its result
-            fault = f"{type(error).__name__}: {error}"
-        if fault:
-            raise Wrong(fault)
+        compare(bench, case, mode, inputs, call, units)
     return call, units
+
+
+def compare(bench: Bench, case: Case, mode: str, inputs: Any, call: Call, units: float) -> None:
+    """Raises Wrong where results do not agree with the reference."""
+    try:
+        fault = bench.check(case, mode, inputs, getattr(call, "result", call)(), units)
+    except Exception as error:  # any failure of the code under test is its result
+        fault = f"{type(error).__name__}: {error}"
+    if fault:
+        raise Wrong(fault)
 
 
 def combinations(bench: Bench, device: str = "cpu") -> list:
@@ -147,22 +161,24 @@ def combinations(bench: Bench, device: str = "cpu") -> list:
 def measure(bench: Bench, options: argparse.Namespace, progress: Callable[[str], None]) -> Report:
     report = Report()
     fixed = records.environment(bench.packages, timing.fix_allocator(options.pages))
-    for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+    for device in options.device:
         providers = [provider for provider in options.providers if device in provider.devices]
         # The host's threads do nothing for a kernel on the GPU.
         thread_counts = options.threads if device == "cpu" else [1]
-        for number, case in enumerate(options.cases, 1):
+        figures = None if device == "cpu" else gpu_rows.Figures(clocks.Gpu(device))
+        cases = [case for case in options.cases if device in case.devices]
+        for number, case in enumerate(cases, 1):
             inputs = bench.inputs(case, device)
             for mode in case.modes:
                 for threads in thread_counts:
-                    where = f"{number}/{len(options.cases)} {case.name} {mode} {device} x{threads}"
+                    where = f"{number}/{len(cases)} {case.name} {mode} {device} x{threads}"
                     with timing.pinned_threads(threads):
-                        group = _Group(bench, case, mode, inputs, device, threads)
+                        group = _Group(bench, case, mode, inputs, device, threads, figures)
                         rows = group.measure(providers, options, report, where, progress)
                     report.rows += [{**row, **fixed} for row in rows]
     if not torch.cuda.is_available():
         for provider in options.providers:
-            if "cpu" not in provider.devices:
+            if not set(provider.devices) & set(options.device):
                 report.note_unavailable(provider.name, "torch sees no CUDA device", "all cases")
     return report
 
@@ -177,6 +193,7 @@ class _Group:
     inputs: Any
     device: str
     threads: int
+    figures: gpu_rows.Figures | None = None  # of a GPU
 
     def measure(self, providers, options, report, where, progress) -> list[dict]:
         ready = {}
@@ -191,19 +208,43 @@ class _Group:
                 if self.mode in provider.modes:
                     report.note_unavailable(provider.name, str(reason), self.case.name)
             except Wrong as fault:
-                at = f"{self.case.name} {self.mode} {self.device}, {self.threads} thread(s)"
-                report.wrong.append(f"WRONG {provider.name}: {at}: {fault}")
+                report.wrong.append(self._wrong(provider, fault))
         progress(f"{where}: timing {', '.join(ready)}")
         calls = {name: call for name, (call, _) in ready.items()}
-        samples = timing.interleaved(calls, self.device, options.repeats, options.seconds)
+        if self.figures:
+            samples = self.figures.samples(clocks.warm_seconds, calls, options)
+        else:
+            budget = (options.repeats, options.seconds)
+            samples = timing.interleaved(calls, timing.cpu_seconds, *budget)
         kept = [provider for provider in providers if provider.name in ready]
         rows = [self._row(p, ready[p.name][1], samples[p.name]) for p in kept]
+        if self.figures:
+            self.figures.add(self.bench, self.case, rows, calls, options)
         if options.memory:
+            measured = self.figures.gpu.peak_bytes if self.figures else timing.peak_bytes
             for row in rows:
-                peak = timing.peak_bytes(calls[row["provider"]], self.device)
+                peak = measured(calls[row["provider"]])
                 row["peak_mb"] = None if peak is None else peak / 1e6
+        rows = self._still_right(rows, kept, ready, report)
         self._add_ratios(rows)
         return rows
+
+    def _still_right(self, rows, providers, ready, report) -> list[dict]:
+        """Without those whose results are wrong after the timing."""
+        right = []
+        for row, provider in zip(rows, providers, strict=True):
+            try:
+                if not provider.bound:
+                    call, units = ready[provider.name]
+                    compare(self.bench, self.case, self.mode, self.inputs, call, units)
+                right.append(row)
+            except Wrong as fault:
+                report.wrong.append(self._wrong(provider, fault) + " (after the timing)")
+        return right
+
+    def _wrong(self, provider: Provider, fault: Wrong) -> str:
+        at = f"{self.case.name} {self.mode} {self.device}, {self.threads} thread(s)"
+        return f"WRONG {provider.name}: {at}: {fault}"
 
     def _row(self, provider: Provider, units: float, samples: list[float]) -> dict:
         time = timing.quantiles(samples)
@@ -214,7 +255,7 @@ class _Group:
             "mode": self.mode,
             "shape": self.case.shape,
             "dtype": self.case.dtype,
-            "device": records.device_name(self.device),
+            "device": self.figures.gpu.name if self.figures else records.cpu_name(),
             "threads": self.threads,
             "backend": provider.backend,
             "unit": self.bench.unit,
@@ -235,32 +276,10 @@ class _Group:
             row["ratio"] = per_unit(base) / per_unit(row) if base else None
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str):
-        # One line; argparse would print the whole usage above it.
-        self.exit(2, f"{self.prog}: {message} (see --help)\n")
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
-    return value
-
-
 def _parser(bench: Bench) -> argparse.ArgumentParser:
     cases, providers = ([x.name for x in items] for items in (bench.cases, bench.providers))
     threads = sorted({min(n, timing.cpu_count()) for n in (1, 2)})
-    parser = _Parser(
+    parser = arguments.Parser(
         description=f"Times {bench.op}. Every provider is checked against bwt.reference first.",
         epilog="The last line on stdout is one JSON document. "
         "Exit codes: 0, 1 if a provider is WRONG, 2 for bad arguments.",
@@ -268,11 +287,20 @@ def _parser(bench: Bench) -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--cases", nargs="+", metavar="NAME", help=f"names or patterns of: {', '.join(cases)}")
     add("--providers", nargs="+", metavar="NAME", help=f"of: {', '.join(providers)}")
-    add("--threads", nargs="+", type=_positive, default=threads, help=f"CPU threads ({threads})")
-    add("--repeats", type=_positive, default=20, help="samples of each provider (20)")
+    present = [d for d in DEVICES if d == "cpu" or torch.cuda.is_available()]
+    add("--device", nargs="+", choices=DEVICES, default=present, help="(all there are)")
+    add("--without", nargs="+", default=[], metavar="NAME", help="leave out these providers")
+    add(
+        "--threads",
+        nargs="+",
+        type=arguments.positive,
+        default=threads,
+        help=f"CPU threads ({threads})",
+    )
+    add("--repeats", type=arguments.positive, default=20, help="samples of each provider (20)")
     add(
         "--seconds",
-        type=_seconds,
+        type=arguments.seconds,
         default=2.0,
         help="for each provider and case; slower ones get fewer samples, at least 3 (2)",
     )
@@ -327,8 +355,13 @@ def main(bench: Bench, argv: list[str] | None = None) -> int:
     plot = getattr(options, "plot", None)
     try:
         options.cases = _select("case", bench.cases, options.cases)
-        options.providers = _select("provider", bench.providers, options.providers)
+        chosen = _select("provider", bench.providers, options.providers)
+        options.providers = [
+            p for p in chosen if not any(fnmatch.fnmatch(p.name, no) for no in options.without)
+        ]
         _check_plot(plot)
+        if "cuda" in options.device and not torch.cuda.is_available():
+            raise ValueError("--device cuda: torch sees no CUDA device on this machine")
     except ValueError as error:
         parser.error(str(error))
     try:
@@ -340,8 +373,9 @@ def main(bench: Bench, argv: list[str] | None = None) -> int:
         print(summary.table(report.rows, bench.unit))
         if bench.notes:
             print(bench.notes(report.rows))
+        figures = [gpu_rows.line(row) for row in report.rows if "cold_ms" in row]
         missing = [f"{text} ({', '.join(cases)})" for text, cases in report.unavailable.items()]
-        print(*missing, *map(summary.sentence, claims), *report.wrong, sep="\n")
+        print(*figures, *missing, *map(summary.sentence, claims), *report.wrong, sep="\n")
     if plot:
         bench.plot(report.rows, plot)
     if options.record:

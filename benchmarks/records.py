@@ -13,8 +13,6 @@ from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
 
-import torch
-
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PACKAGES = ("bwt", "torch", "triton", "numpy")
@@ -26,6 +24,8 @@ COLUMNS = (
     *("op", "case", "provider", "mode", "shape", "dtype", "device", "threads", "backend"),
     *("unit", "units", "median_ms", "p20_ms", "p80_ms", "repeats", "peak_mb"),
     *("baseline", "ratio", "pages", "versions", "simd", "git", "timestamp"),
+    # On a GPU: with a cold L2 cache, until a call returns, of the device's peaks, its state.
+    *("cold_ms", "host_us", "bandwidth_percent", "arithmetic_percent", "gpu"),
 )
 
 
@@ -33,16 +33,14 @@ def environment(packages: Iterable[str], pages: str) -> dict:
     """The part of a row that is the same for the whole run."""
     return {
         "pages": pages,
-        "versions": {**_versions(packages), "python": platform.python_version()},
+        "versions": {**versions(packages), "python": platform.python_version()},
         "simd": _simd(),
         "git": _git_state(),
         "timestamp": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
 
 
-def device_name(device: str) -> str:
-    if device == "cuda":
-        return torch.cuda.get_device_name()
+def cpu_name() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -51,7 +49,7 @@ def device_name(device: str) -> str:
     return next(names, platform.processor() or platform.machine())
 
 
-def _versions(packages: Iterable[str]) -> dict[str, str | None]:
+def versions(packages: Iterable[str]) -> dict[str, str | None]:
     found: dict[str, str | None] = {}
     for package in (*PACKAGES, *packages):
         try:
@@ -95,7 +93,7 @@ def record(path: Path, rows: list[dict]) -> None:
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
     writer.writerows(kept.values())
-    _replace(path, text.getvalue())
+    replace(path, text.getvalue())
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -105,8 +103,8 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def _replace(path: Path, text: str) -> None:
-    """All or nothing: a run that is killed here must not cost the earlier measurements."""
+def replace(path: Path, text: str) -> None:
+    """Writes all or nothing: a run killed here must not cost what was kept before."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
     try:

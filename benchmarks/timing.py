@@ -15,10 +15,17 @@ import numpy as np
 import torch
 
 Call = Callable[[], Any]
+Clock = Callable[[Call, int], float]
 
-SHORTEST_SAMPLE = 1e-3  # seconds; below that the clock and the loop around the call show
 FEWEST_SAMPLES = 3
-WARM_UP = 0.02  # seconds
+
+
+class Pace(NamedTuple):
+    shortest: float  # seconds of a sample; below that the clock and the loop around the call show
+    warm_up: float  # seconds
+
+
+CPU = Pace(1e-3, 0.02)
 
 
 class Plan(NamedTuple):
@@ -39,14 +46,16 @@ def cpu_count() -> int:
 
 
 def interleaved(
-    calls: dict[str, Call], device: str, repeats: int, seconds: float
+    calls: dict[str, Call], clock: Clock, repeats: int, seconds: float, pace: Pace = CPU
 ) -> dict[str, list[float]]:
-    """Seconds per call. Samples go round the calls, so that other load on the machine hits all
-    alike; a call too slow for `repeats` samples in `seconds` gets fewer, spread over the run. A
-    sample begins with a call that is not timed: the one after another provider's finds its memory
-    out of the cache, which would be held against slow providers, of few calls per sample, only."""
-    clock = _cuda_seconds if device == "cuda" else _cpu_seconds
-    plans = {name: _plan(call, clock, repeats, seconds) for name, call in calls.items()}
+    """Seconds per call by `clock(call, loops)`.
+
+    Samples go round the calls, so that other load on the machine hits all alike; a call too slow
+    for `repeats` samples in `seconds` gets fewer, spread over the run. A sample begins with a call
+    that is not timed: the one after another provider's finds its memory out of the cache, which
+    would be held against slow providers, of few calls per sample, only.
+    """
+    plans = {name: _plan(call, clock, repeats, seconds, pace) for name, call in calls.items()}
     samples: dict[str, list[float]] = {name: [] for name in calls}
     with _no_garbage_collection():
         for turn in range(repeats):
@@ -63,35 +72,24 @@ def quantiles(samples: list[float]) -> Quantiles:
     return Quantiles(*(float(x) for x in np.quantile(samples, [0.2, 0.5, 0.8])))
 
 
-def _plan(call: Call, clock, repeats: int, seconds: float) -> Plan:
+def _plan(call: Call, clock: Clock, repeats: int, seconds: float, pace: Pace) -> Plan:
     estimate = spent = clock(call, 1)
-    while spent < WARM_UP:
+    while spent < pace.warm_up:
         # The last call is the warmest one.
         estimate = clock(call, 1)
         spent += max(estimate, 1e-6)
-    loops = max(1, math.ceil(SHORTEST_SAMPLE / max(estimate, 1e-9)))
-    affordable = int(seconds / (estimate * loops))
+    loops = max(1, math.ceil(pace.shortest / max(estimate, 1e-9)))
+    affordable = int(seconds / max(estimate * loops, 1e-9))
     # What takes longer than that has warmed itself up by its end.
-    warm = estimate < WARM_UP
+    warm = estimate < pace.warm_up
     return Plan(loops, min(repeats, max(FEWEST_SAMPLES, affordable)), warm)
 
 
-def _cpu_seconds(call: Call, loops: int) -> float:
+def cpu_seconds(call: Call, loops: int) -> float:
     start = perf_counter()
     for _ in range(loops):
         call()
     return (perf_counter() - start) / loops
-
-
-def _cuda_seconds(call: Call, loops: int) -> float:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
-    start.record()
-    for _ in range(loops):
-        call()
-    end.record()
-    torch.cuda.synchronize()
-    return start.elapsed_time(end) / 1e3 / loops
 
 
 @contextmanager
@@ -131,15 +129,9 @@ def fix_allocator(pages: str) -> str:
     return pages if set_both else "system"
 
 
-def peak_bytes(call: Call, device: str) -> int | None:
-    """Memory a call needs on top of what is held before it; None where it cannot be measured."""
-    if device == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        held = torch.cuda.memory_allocated()
-        call()
-        torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated() - held
+def peak_bytes(call: Call) -> int | None:
+    """Memory of the host that a call needs on top of what is held before it; None where it cannot
+    be measured."""
     try:
         # Blocks that malloc keeps for reuse would hide the call's own; then reset the high mark.
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,158 +1,254 @@
-"""Times candidate tiles on this machine's GPU and rewrites the table of kernels/configs.py.
+"""Times candidate tiles on this machine's GPU and writes a table for that device.
 
-    python benchmarks/tune.py --kernel short_forward --dtype fp16 --head 64 [--write]
+    python benchmarks/tune.py --quick --minutes 8 --write
+    python benchmarks/tune.py --op attention --kernel short_forward --dtype fp16 --size 64
 
-Every candidate is first compared with the present entry's results; a wrong one is not timed.
-Without --write the entries are printed as they would stand in the table.
+From the architecture's config a search goes to its neighbours as long as one is faster. A candidate
+is compared with the NumPy reference before it is timed, within the bounds of the tests; one that
+does not compile, is wrong or spills is reported and skipped. Times are those of the single kernel,
+with the L2 cache emptied before. Without --write nothing is kept.
 """
 
 import argparse
-import itertools
-import re
+import json
+import math
 import sys
-from pathlib import Path
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from functools import partial
+from typing import Any, NamedTuple
 
+import records
 import torch
+import tune_subjects
+from tune_subjects import Key, Subject
 
-CONFIGS = Path(__file__).parent.parent / "kernels/configs.py"
-TOKENS = 1 << 16  # positions in flight: enough to fill any GPU
-STREAM_KEYS = 1024
-
-
-def candidates(config):
-    """Neighbours of a config: other numbers of queries, warps and stages for the same keys."""
-    from bwt.kernels.configs import Config
-
-    tiles = config.tiles
-    heads = (1, 2, 4) if tiles["BS"] <= 32 else (1,)
-    sizes = itertools.product(heads, (16, 32, 64, 128), (1, 2, 4, 8), (1, 2, 3))
-    for pack, queries, warps, stages in sizes:
-        if "PACK" not in tiles:
-            if pack == 1:
-                for keys in (32, 64, 128):
-                    yield Config({"BT": queries, "BS": keys}, warps, stages)
-        elif pack == 1 or queries == tiles["BS"]:
-            yield Config({"BT": queries, "BS": tiles["BS"], "PACK": pack}, warps, stages)
+DEVICE = "cuda"
+ROUNDS = 3  # steps of the search
+GAIN = 0.98  # what is not faster by so much is noise
+GUESSED_SECONDS = 2.5  # of a candidate: mostly its compilation
+GUESSED_CANDIDATES = 9  # of a subject
 
 
-def example(mode, head_size, keys):
-    """The tensors of one call, forward and backward."""
-    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(mode, torch.float32)
-    heads = 8
-    shape = (max(1, TOKENS // keys // heads), heads, keys, head_size)
-    q, k, v, grad_out = (torch.randn(shape, device="cuda", dtype=dtype) for _ in range(4))
-    return q, k, v, grad_out
+class Skipped(Exception):
+    """Why a candidate is not timed."""
 
 
-def make_call(kernel, mode, tensors):
-    """A call that runs `kernel` with what is in the table, and returns its results."""
-    from bwt.kernels.attention import attention_backward, attention_forward
-
-    q, k, v, grad_out = tensors
-    options = {"causal": True, "scale": None, "precision": "tf32" if mode == "tf32" else "ieee"}
-
-    def forward():
-        return attention_forward(q, k, v, capture_weights=True, capture_entropy=True, **options)
-
-    if kernel in ("short_forward", "stream_forward", "stream_weights"):
-        return forward
-    out, lse, _, entropy = forward()
-    incoming = (grad_out, None, torch.ones_like(lse), None)
-    return lambda: attention_backward(*incoming, q, k, v, out, lse, entropy, **options)
+class Found(NamedTuple):
+    subject: Subject
+    config: Any
+    gain: float  # the time before over the time now
 
 
-def agree(found, expected) -> bool:
-    return all(
-        a is None or torch.allclose(a.float(), b.float(), rtol=2e-2, atol=2e-2)
-        for a, b in zip(found, expected, strict=True)
-    )
-
-
-def tune_entry(key, arch, report):
-    """The fastest configs of an entry, in the order of its tiles."""
+@contextmanager
+def trying(subject: Subject, arch: str, config):
+    """The architecture's table with another config in one place, and no table of the device."""
+    from bwt.kernels import tuned
     from bwt.kernels.configs import TABLE, lookup
-    from triton.testing import do_bench
 
-    op, kernel, mode, head_size, _ = key
-    present = lookup(op, kernel, mode, head_size, arch)
-    place = (op, kernel, mode, head_size, arch)
-    chosen = []
-    for i, config in enumerate(present):
-        keys = config.tiles["BS"] if "PACK" in config.tiles else STREAM_KEYS
-        tensors = example(mode, head_size, keys)
-        TABLE[place] = present
-        call = make_call(kernel, mode, tensors)
-        expected = call()
-        timed = {0: (do_bench(call, return_mode="median"), config)}
-        for number, candidate in enumerate(candidates(config), 1):
-            TABLE[place] = (*present[:i], candidate, *present[i + 1 :])
-            try:
-                if agree(call(), expected):
-                    timed[number] = (do_bench(call, return_mode="median"), candidate)
-            except Exception as error:  # too much shared memory, or no such tile on this GPU
-                report(f"  {candidate}: {type(error).__name__}")
-        best = min(timed.values(), key=lambda pair: pair[0])
-        report(f"{kernel} {mode} D{head_size} S{keys}: {timed[0][0]:.4f} -> {best[0]:.4f} ms")
-        chosen.append(best[1])
-    TABLE[place] = tuple(chosen)
-    return place, tuple(chosen)
-
-
-def format_config(config) -> str:
-    tiles = (f", {name}={size}" for name, size in config.tiles.items())
-    return f"C({config.warps}, {config.stages}{''.join(tiles)})"
-
-
-def format_table(table) -> str:
-    """The entries as they stand in kernels/configs.py."""
-    lines = []
-    for key, configs in table.items():
-        name = "(" + ", ".join(f'"{k}"' if isinstance(k, str) else str(k) for k in key) + ")"
-        if len(configs) < 2:
-            inside = "".join(f"{format_config(config)}," for config in configs)
-            lines.append(f"    {name}: ({inside}),")
+    place = (*subject.key, arch)
+    before, present = TABLE.get(place), lookup(*subject.key, arch)
+    TABLE[place] = (*present[: subject.index], config, *present[subject.index + 1 :])
+    tuned.used = False
+    try:
+        yield
+    finally:
+        tuned.used = True
+        if before is None:
+            del TABLE[place]
         else:
-            lines.append(f"    {name}: (")
-            lines += [f"        {format_config(config)}," for config in configs]
-            lines.append("    ),")
-    return "\n".join(lines) + "\n"
+            TABLE[place] = before
 
 
-def replace_table(source: str, table) -> str:
-    """The text of kernels/configs.py with another table in it."""
-    pattern = re.compile(r"(?<=^TABLE: Table = \{\n).*?(?=^\}\n)", re.DOTALL | re.MULTILINE)
-    replaced, count = pattern.subn(lambda _: format_table(table), source)
-    if count != 1:
-        raise ValueError("kernels/configs.py has no table of the expected form")
-    return replaced
+def seconds(subject: Subject, config, machine: "Machine") -> list[float]:
+    """Of each work, after its results have been checked.
+
+    Raises:
+        Skipped: with the reason.
+    """
+    times = []
+    with trying(subject, machine.arch, config):
+        for work in subject.works:
+            try:
+                work.check(partial(machine.call, subject.module))
+                launch = tune_subjects.with_memory(work.example(machine.arch), machine.device)
+                compiled = launch.run(torch.device(machine.device))
+            except AssertionError as fault:
+                raise Skipped(f"wrong at {work.name}: {_first_line(fault)}") from fault
+            except Exception as fault:  # too much shared memory, no such tile: many kinds
+                reason = f"{type(fault).__name__}: {_first_line(fault)}"
+                raise Skipped(f"fails at {work.name}: {reason}") from fault
+            if getattr(compiled, "n_spills", 0):
+                raise Skipped(f"spills {compiled.n_spills} registers at {work.name}")
+            times.append(machine.timer(partial(launch.run, torch.device(machine.device))))
+    return times
 
 
-def main(arguments=None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--op", choices=["attention"], default="attention")
-    parser.add_argument("--kernel", nargs="+", help="as in the table; all if not given")
-    parser.add_argument("--dtype", nargs="+", choices=["fp16", "tf32", "fp32"])
-    parser.add_argument("--head", nargs="+", type=int)
-    parser.add_argument("--write", action="store_true", help="rewrite kernels/configs.py")
-    options = parser.parse_args(arguments)
-    if not torch.cuda.is_available():
-        print("tune.py needs a GPU: it times kernels, and this machine has no CUDA device")
-        return 2
-    from bwt.kernels.configs import TABLE, architecture
+def _first_line(fault: Exception) -> str:
+    return next((line.strip() for line in str(fault).splitlines() if line.strip()), "")[:100]
 
-    arch = architecture(torch.device("cuda"))
-    wanted = [
+
+class Machine(NamedTuple):
+    arch: str
+    device: str
+    call: Callable  # (module, launcher, *CPU tensors, **options) -> CPU tensors
+    timer: Callable[[Callable], float]  # seconds of a call
+
+
+def search(subject: Subject, start, machine: Machine, say) -> Found | None:
+    """The fastest config in reach; None if the one to start from cannot be timed itself."""
+    try:
+        first = seconds(subject, start, machine)
+    except Skipped as reason:
+        say(f"  {short(start)}, the present one: {reason}; left as it is")
+        return None
+    best, best_score, seen = start, 1.0, [start]
+    for _ in range(ROUNDS):
+        better = None
+        for candidate in tune_subjects.neighbours(subject, best):
+            if candidate in seen:
+                continue
+            seen.append(candidate)
+            try:
+                times = seconds(subject, candidate, machine)
+            except Skipped as reason:
+                say(f"  {short(candidate)}: skipped: {reason}")
+                continue
+            score = math.exp(sum(math.log(t / f) for t, f in zip(times, first, strict=True)))
+            score **= 1 / len(times)
+            say(f"  {short(candidate)}: {1 / score:.2f} of the speed before")
+            if score < best_score * GAIN:
+                better, best_score = candidate, score
+        if better is None:
+            break
+        best = better
+    return Found(subject, best, 1 / best_score)
+
+
+def short(config) -> str:
+    tiles = " ".join(f"{name}{size}" for name, size in config.tiles.items())
+    return f"[{tiles}{' ' * bool(tiles)}warps{config.warps} stages{config.stages}]"
+
+
+def estimate(subjects: list[Subject], per_candidate: float = GUESSED_SECONDS) -> float:
+    works = sum(len(subject.works) for subject in subjects)
+    return works * GUESSED_CANDIDATES * per_candidate
+
+
+def tune(
+    subjects: list[Subject],
+    machine: Machine,
+    *,
+    limit: float,
+    say: Callable[[str], None],
+    keep: Callable[[dict[Key, tuple]], None],
+    now: Callable[[], float] = time.monotonic,
+) -> dict[Key, tuple]:
+    """Entries with their configs; `keep` gets all of them after each. Stops after `limit` seconds,
+    at the end of an entry."""
+    from bwt.kernels.configs import lookup
+
+    start, entries = now(), {}
+    for number, subject in enumerate(subjects):
+        if subject.index == 0 and now() - start > limit:
+            left = len(subjects) - number
+            say(f"out of time: {left} of {len(subjects)} configs keep the architecture's values")
+            break
+        spent = now() - start
+        rate = spent / number if number else estimate(subjects) / len(subjects)
+        left = min(rate * (len(subjects) - number), max(limit - spent, 0.0))
+        say(f"{number + 1}/{len(subjects)} {subject.name}, about {left / 60:.0f} min left")
+        present = lookup(*subject.key, machine.arch)
+        found = search(subject, present[subject.index], machine, say)
+        chosen = present[subject.index] if found is None else found.config
+        entries.setdefault(subject.key, []).append(chosen)
+        if found is not None and found.gain > 1:
+            say(f"  chosen: {short(chosen)}, {found.gain:.2f} times as fast")
+        if len(entries[subject.key]) == len(present):
+            keep({key: tuple(configs) for key, configs in entries.items()})
+    return {key: tuple(configs) for key, configs in entries.items()}
+
+
+def document(device_name: str, arch: str, entries: dict[Key, tuple]) -> dict:
+    from bwt.kernels import tuned
+
+    return {
+        "device": device_name,
+        "architecture": arch,
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "versions": {name: records.versions(())[name] for name in ("torch", "triton")},
+        "entries": [
+            dict(zip(tuned.FIELDS, key, strict=True)) | {"configs": [c._asdict() for c in configs]}
+            for key, configs in entries.items()
+        ],
+    }
+
+
+def write(device_name: str, arch: str, entries: dict[Key, tuple]):
+    """Puts entries into the device's table beside those it has; all or nothing."""
+    from bwt.kernels import tuned
+
+    path = tuned.path(tuned.slug(device_name))
+    new = document(device_name, arch, entries)
+    if path.exists():
+        replaced = {tuple(key) for key in entries}
+        kept = json.loads(path.read_text())["entries"]
+        new["entries"] = [
+            entry for entry in kept if tuple(entry[f] for f in tuned.FIELDS) not in replaced
+        ] + new["entries"]
+    records.replace(path, json.dumps(new, indent=1) + "\n")
+    tuned.forget()
+    return path
+
+
+def parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    found.add_argument("--op", nargs="+", choices=list(tune_subjects.WORKS))
+    found.add_argument("--kernel", nargs="+", help="as in the table; all if not given")
+    found.add_argument("--dtype", nargs="+", choices=["fp16", "tf32", "fp32", "fp64"])
+    found.add_argument("--size", nargs="+", type=int, help="of a head, or padded states")
+    found.add_argument("--quick", action="store_true", help="only what the presets train with")
+    found.add_argument("--minutes", type=float, default=math.inf, help="stop after that")
+    found.add_argument("--write", action="store_true", help="write kernels/devices/DEVICE.json")
+    return found
+
+
+def wanted(options: argparse.Namespace) -> list[Key]:
+    given = (options.op, options.kernel, options.dtype, options.size)
+    return [
         key
-        for key in {(*key[:4], "any"): None for key in TABLE}
-        if key[0] == options.op
-        and (options.kernel is None or key[1] in options.kernel)
-        and (options.dtype is None or key[2] in options.dtype)
-        and (options.head is None or key[3] in options.head)
+        for key in tune_subjects.keys(options.quick)
+        if all(some is None or part in some for part, some in zip(key, given, strict=True))
     ]
-    found = dict(tune_entry(key, arch, lambda text: print(text, flush=True)) for key in wanted)
-    print(format_table(found), end="")
-    if options.write:
-        CONFIGS.write_text(replace_table(CONFIGS.read_text(), TABLE | found))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parser().parse_args(arguments)
+    if not torch.cuda.is_available():
+        print("tune.py needs a GPU: it times kernels, and torch sees no CUDA device here")
+        return 2
+    import clocks
+    from bwt.kernels.configs import architecture
+    from triton_aot import call_on_gpu
+
+    # Not the device's own table: that is what is being made.
+    arch = architecture(torch.device("cuda")).partition(":")[0]
+    subjects = tune_subjects.subjects(wanted(options), arch, tune_subjects.FULL)
+    name = torch.cuda.get_device_name()
+    guess = min(estimate(subjects), options.minutes * 60)
+    print(f"{name}: {len(subjects)} configs to tune, about {guess / 60:.0f} minutes", flush=True)
+
+    def keep(entries):
+        if options.write:
+            write(name, arch, entries)
+
+    machine = Machine(arch, DEVICE, call_on_gpu, partial(clocks.kernel_seconds, clocks.Gpu()))
+    entries = tune(
+        subjects, machine, limit=options.minutes * 60, say=partial(print, flush=True), keep=keep
+    )
+    print(json.dumps(document(name, arch, entries)))
     return 0
 
 

@@ -1,0 +1,203 @@
+"""What can be tuned: every entry of kernels/configs.py, at the sizes people use.
+
+A subject is one config of one entry. Its works are the calls it serves: each is checked against the
+NumPy reference with the bounds of the tests, and timed as a single launch.
+"""
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))  # bounds live there only
+
+LENGTHS = (16, 32, 37, 39, 64, 93, 128, 256)  # of attention; 37, 39 and 93 are the paper's
+STATES = {4: 3, 8: 5, 16: 16, 32: 20, 64: 64, 128: 128}  # padded -> as people have them
+ATTENTION_KERNELS = {
+    "forward": ("short_forward", "stream_forward", "stream_weights"),
+    "backward": ("short_backward", "stream_offset", "stream_keys", "stream_queries"),
+}
+# What the presets train with: size of a head, padded states.
+QUICK = {"attention": (16, 32, 64), "hmm_filter": (8,), "selective_scan": (16,)}
+QUICK_MODES = ("fp16", "fp32")
+
+
+class Sizes(NamedTuple):
+    tokens: int  # positions in flight
+    heads: int
+    checked: tuple[int, int]  # sequences and heads compared with the reference
+    stream_lengths: tuple[int, ...]  # of attention
+    steps: int  # of hmm_filter
+    scan_lengths: tuple[int, ...]
+    channels: int  # of selective_scan
+
+
+FULL = Sizes(1 << 16, 8, (2, 3), (300, 1024), 50, (31, 93), 512)  # fills any GPU
+
+
+class Key(NamedTuple):
+    op: str
+    kernel: str
+    mode: str
+    size: int
+
+
+class Work(NamedTuple):
+    name: str  # T37, S5-T50
+    check: Callable[[Callable], Any]  # (call) raises AssertionError where results are wrong
+    example: Callable[[str], Any]  # (arch) -> the Launch to time, on tensors without memory
+
+
+class Subject(NamedTuple):
+    key: Key
+    index: int  # of the config in the entry
+    works: tuple[Work, ...]
+
+    @property
+    def name(self) -> str:
+        op, kernel, mode, size = self.key
+        return f"{op} {kernel} {mode} {size} ({', '.join(work.name for work in self.works)})"
+
+    @property
+    def module(self) -> str:
+        return f"bwt.kernels.{self.key.op}"
+
+
+def subjects(keys: list[Key], arch: str, sizes: Sizes = FULL) -> list[Subject]:
+    from bwt.kernels.configs import lookup
+
+    found = []
+    for key in keys:
+        configs = lookup(*key, arch)
+        for index, config in enumerate(configs):
+            smaller = configs[index - 1] if index else None
+            works = WORKS[key.op](key, config, smaller, sizes)
+            found.append(Subject(key, index, tuple(works)))
+    return found
+
+
+def keys(quick: bool) -> list[Key]:
+    """Of all entries, or of those the presets train with."""
+    from bwt.kernels.configs import TABLE
+
+    every = dict.fromkeys(Key(*key[:4]) for key in TABLE)
+    if not quick:
+        return list(every)
+    return [key for key in every if key.size in QUICK[key.op] and key.mode in QUICK_MODES]
+
+
+def attention_works(key, config, smaller, sizes):
+    import attention_triton
+
+    if "PACK" in config.tiles:
+        least = smaller.tiles["BS"] if smaller else 0
+        lengths = [n for n in LENGTHS if least < n <= config.tiles["BS"]] or [config.tiles["BS"]]
+    else:
+        # The weights of the longest would not fit into a small memory.
+        lengths = sizes.stream_lengths[: 1 if key.kernel == "stream_weights" else None]
+    # bf16 is served by the entries of fp16.
+    modes = ("fp16", "bf16") if key.mode == "fp16" and torch.cuda.is_available() else (key.mode,)
+    for length in lengths:
+        shape = (*sizes.checked, length, length, key.size)
+
+        def check(call, shape=shape):
+            for mode in modes:
+                attention_triton.check(call, mode, shape)
+
+        shape = {"queries": length, "keys": length, "head_size": key.size}
+        shape |= {"batch": max(1, sizes.tokens // length // sizes.heads), "heads": sizes.heads}
+        yield Work(f"T{length}", check, partial(_example, key, key.kernel, mode=key.mode, **shape))
+
+
+def hmm_works(key, config, smaller, sizes):
+    import hmm_triton
+
+    states = STATES[key.size]
+    path, _, label = key.kernel.rpartition("_")  # no path in "starts" and "ends"
+    paths = {"rows": ("rows", "chunks") if key.size <= 16 else ("rows",), "dot": ("dot",)}
+    for way in paths.get(path, ("chunks",)):
+        owner = hmm_triton.SHARED if way == "dot" else hmm_triton.OWN
+        batch, steps = (1, sizes.tokens) if way == "chunks" else (sizes.tokens // 16, sizes.steps)
+        checked = hmm_triton.Case(way, 3, min(steps, sizes.steps), states, 5, owner)
+        shape = {"batch": batch, "steps": steps, "states": states, "symbols": 5, "path": way}
+        example = partial(_example, key, label, mode=key.mode, own=owner, lengths=False, **shape)
+
+        def check(call, checked=checked):
+            hmm_triton.check(call, key.mode, checked)
+
+        yield Work(f"{way}-S{states}-T{steps}", check, example)
+
+
+def scan_works(key, config, smaller, sizes):
+    import scan_inputs
+
+    dtype = {"fp32": torch.float32, "fp64": torch.float64}[key.mode]
+    options = {"softplus": True, "every": 16}
+    for length in sizes.scan_lengths:
+
+        def check(call, length=length):
+            tensors = scan_inputs.draw(2, length, 5, key.size, dtype)
+            y, states = call("selective_scan_forward", *tensors, **options)
+            scan_inputs.assert_values(tensors, y, True)
+            grad = torch.randn_like(y)
+            found = call("selective_scan_backward", grad, *tensors, states, **options)
+            scan_inputs.assert_gradients(tensors, grad, found, True)
+
+        shape = {"batch": max(1, sizes.tokens // 1024), "steps": length, "states": key.size}
+        shape |= {"channels": sizes.channels, "mode": key.mode}
+        yield Work(f"L{length}", check, partial(_example, key, key.kernel, **shape))
+
+
+WORKS = {
+    "attention": attention_works,
+    "hmm_filter": hmm_works,
+    "selective_scan": scan_works,
+}
+
+
+def _example(key: Key, label: str, arch: str, **sizes):
+    """One launch of a call, found by the kernel's name."""
+    launches = import_module(f"bwt.kernels.{key.op}").example_launches(arch=arch, **sizes)
+    return launches[f"{key.op}_{label}"]
+
+
+def with_memory(launch, device: str):
+    """The launch on tensors of its own, filled so that nothing overflows."""
+    arguments = {}
+    for name, value in launch.arguments.items():
+        if isinstance(value, torch.Tensor):
+            shape = dict(size=value.shape, stride=value.stride(), dtype=value.dtype, device=device)
+            real = torch.empty_strided(**shape)
+            integer = not value.dtype.is_floating_point
+            value = real.random_(0, 4) if integer else real.uniform_(0.05, 1.0)
+        arguments[name] = value
+    return launch._replace(arguments=arguments)
+
+
+LIMITS = {"BT": (16, 128), "BS": (16, 128), "BB": (1, 32), "BE": (1, 32), "PACK": (1, 4)}
+WARPS, STAGES = (1, 2, 4, 8, 16), (1, 2, 3)
+
+
+def neighbours(subject: Subject, config):
+    """Configs one step away: a tile twice or half as large, other warps, other stages."""
+    short, dot = "PACK" in config.tiles, subject.key.kernel.startswith("dot")
+    for tile, size in config.tiles.items():
+        low, high = LIMITS.get(tile, (size, size))
+        if dot and tile == "BB":
+            low = 8
+        if short and tile == "BS":  # decides which calls the entry serves
+            continue
+        for other in (size // 2, size * 2):
+            tiles = config.tiles | {tile: other}
+            packed = tiles.get("PACK", 1) > 1
+            if low <= other <= high and not (packed and tiles["BT"] != tiles["BS"]):
+                yield config._replace(tiles=tiles)
+    for choices, field in ((WARPS, "warps"), (STAGES, "stages")):
+        place = choices.index(getattr(config, field))
+        for other in (place - 1, place + 1):
+            if 0 <= other < len(choices):
+                yield config._replace(**{field: choices[other]})
