@@ -9,7 +9,7 @@ import numpy as np
 
 from .errors import PTXError
 from .executor import Executor
-from .formats import dtype_of, number_to_bytes
+from .formats import number_to_bytes
 from .kernel import Kernel, initial_bytes, prepare
 from .machine import WARP, Machine
 from .memory import Memory
@@ -20,7 +20,7 @@ from .stats import Stats
 LANES_PER_BATCH = 2048  # enough to hide the cost of a NumPy call
 MAX_THREADS = 1024
 SHARED_LIMIT = 163 * 1024  # what one block of sm_80 may use
-SHARED_WINDOW = 1 << 46  # generic addresses of shared memory start here
+SHARED_WINDOW = 1 << 56  # generic addresses of shared memory start here, above the host's own
 
 
 @dataclass
@@ -142,12 +142,11 @@ def _pack_arguments(kernel: Kernel, args: Sequence) -> dict[str, bytes]:
 
 def _pack_one(parameter: Parameter, value) -> bytes:
     try:
-        if parameter.count is None:
-            return number_to_bytes(value, parameter.kind)
         data = bytes(value) if isinstance(value, bytes | bytearray) else None
-        size = parameter.count * dtype_of(parameter.kind).itemsize
-        if data is None or len(data) != size:
-            raise PTXError(f"needs {size} bytes")
+        if parameter.count is None and data is None:
+            return number_to_bytes(value, parameter.kind)
+        if data is None or len(data) != parameter.size:
+            raise PTXError(f"needs {parameter.size} bytes")
         return data
     except PTXError as error:
         raise PTXError(f"argument for {parameter.name}: {error}") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 
 import numpy as np
 
@@ -45,11 +45,28 @@ class Memory:
         if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
             raise ValueError("a device buffer must be a C-contiguous NumPy array")
         name = name or f"buffer {len(self._buffers)} ({array.dtype}{list(array.shape)})"
-        buffer = Buffer(self._next, array, name)
-        self._buffers.append(buffer)
-        self._bases.append(buffer.base)
+        while self._meets(self._next, self._next + array.nbytes + GAP):
+            self._next += ALIGNMENT
+        buffer = self._insert(Buffer(self._next, array, name))
         self._next = -(-(buffer.end + GAP) // ALIGNMENT) * ALIGNMENT
         return buffer.base
+
+    def map(self, address: int, array: np.ndarray, name: str) -> None:
+        """Map `array` at an address that the host has given out, in its pointers too."""
+        if self._meets(address, address + array.nbytes):
+            raise ValueError(f"{name} at {address:#x} would overlap {self.describe(address)}")
+        self._insert(Buffer(address, array, name))
+
+    def _insert(self, buffer: Buffer) -> Buffer:
+        position = bisect_left(self._bases, buffer.base)
+        self._bases.insert(position, buffer.base)
+        self._buffers.insert(position, buffer)
+        return buffer
+
+    def _meets(self, begin: int, end: int) -> bool:
+        """Whether there is a buffer in these addresses."""
+        before = self._at_or_before(end - 1)
+        return before is not None and before.end > begin
 
     def discard(self, address: int) -> None:
         """Unmap the buffer that starts at `address`."""

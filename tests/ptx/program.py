@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from .errors import PTXError
+from .formats import dtype_of
 
 SPECIAL_REGISTERS = {
     *("%tid", "%ntid", "%ctaid", "%nctaid", "%laneid", "%warpid", "%nwarpid"),
@@ -92,6 +93,10 @@ class Parameter:
     kind: str
     align: int
     count: int | None  # None for a scalar, bytes for a `.b8 name[count]` struct
+
+    @property
+    def size(self) -> int:
+        return (self.count or 1) * dtype_of(self.kind).itemsize
 
 
 @dataclass

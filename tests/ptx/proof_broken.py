@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from . import Memory, PTXError
+from . import Memory, PTXError, launch
 from .proof_tools import run, run_triton
 
 RNG = np.random.default_rng(10)
@@ -57,6 +57,30 @@ def test_read_only_buffers(cuda):
 def test_buffers_must_be_contiguous():
     with pytest.raises(ValueError, match="C-contiguous"):
         Memory().add(np.zeros((4, 4))[:, 1])
+
+
+def test_neighbours_of_mapped_memory_are_out_of_bounds(cuda):
+    whole, memory = np.zeros(300, np.float32), Memory()
+    address = whole.ctypes.data
+    memory.map(address + 800, whole[200:], "last")
+    memory.map(address, whole[:99], "first")
+    arguments = [address, address, address + 800, 100]
+    with pytest.raises(PTXError, match="0 bytes after the end of first"):
+        launch(cuda, memory, arguments, (1, 1, 1), (128, 1, 1), kernel="vector_add")
+    for start in (address - 4, address + 98 * 4, address + 104):
+        with pytest.raises(ValueError, match="would overlap"):
+            memory.map(start, whole[:2], "third")
+    memory.map(address + 99 * 4, whole[99:200], "between")
+    launch(cuda, memory, arguments, (1, 1, 1), (128, 1, 1), kernel="vector_add")
+
+
+def test_added_buffers_avoid_mapped_ones():
+    memory, x = Memory(), np.zeros(4)
+    first = memory.add(x)
+    memory.map(first + (1 << 21), np.ones(4), "in the way")
+    later = [memory.add(np.full(1 << 17, i, np.float64)) for i in range(3)]
+    values = memory.load(np.array([first + (1 << 21), *later]), np.dtype(np.float64), 1)
+    assert values[0].tolist() == [1, 0, 1, 2]
 
 
 def mutants(text, entry):

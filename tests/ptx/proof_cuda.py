@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from . import PTXError
+from . import Memory, PTXError, launch
 from .proof_tools import from_bf16, run, to_bf16
 
 RNG = np.random.default_rng(7)
@@ -174,6 +174,15 @@ def test_generic_addresses(cuda, which):
     assert (x == x[:, :1]).all()
 
 
+@pytest.mark.parametrize("which", [0, 1])
+def test_memory_at_addresses_of_the_host(cuda, which):
+    x, memory = np.zeros((3, 32), np.int32), Memory()
+    memory.map(x.ctypes.data, x, "x")
+    arguments = [x.ctypes.data.to_bytes(8, "little"), which.to_bytes(4, "little")]
+    launch(cuda, memory, arguments, (1, 1, 1), (32, 1, 1), kernel="generic_addresses")
+    assert x[:, 0].tolist() == ([0, 7, 8] if which else [2, 5, 5])
+
+
 def test_compare_and_swap(cuda):
     high, tickets = np.zeros(1), np.zeros(64, np.uint64)
     small, tiny = np.arange(64, dtype=np.int16), np.arange(64, dtype=np.uint8)
@@ -317,7 +326,7 @@ def test_arguments(cuda):
     data = np.int32(3).tobytes() + bytes(4) + np.float64(1.25).tobytes()
     run(cuda, [out, data], kernel="struct_argument")
     assert (out == 3.75).all()
-    for args in ([out], [out, data, 1], [out, data[:8]], [1.5, data]):
+    for args in ([out], [out, data, 1], [out, data[:8]], [1.5, data], [bytes(4), data]):
         with pytest.raises(PTXError, match="argument"):
             run(cuda, args, kernel="struct_argument")
 

@@ -1,0 +1,33 @@
+"""python tests/emulated_gpu [options of pytest]: the tests that want a GPU, on an emulated one."""
+
+import os
+import runpy
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+TESTS = Path(__file__).parent.parent
+PYTEST = [sys.executable, "-P", "-m", "pytest", "-p", "emulated_gpu.plugin", "-m", "gpu"]
+
+
+def run(*arguments: str, gpus: int) -> int:
+    environment = os.environ | {"BWT_EMULATED_GPUS": str(gpus)}
+    return subprocess.run([*PYTEST, *arguments], cwd=TESTS.parent, env=environment).returncode
+
+
+def main(options: list[str]) -> int:
+    version = runpy.run_path(str(Path(find_spec("torch").origin).with_name("version.py")))
+    if version["cuda"] or version["hip"]:
+        print("torch is built for GPUs: its tests are run by pytest itself where there is one")
+        return 0
+    files = sorted(str(path) for path in TESTS.glob("test_gpu_*.py"))
+    codes = [
+        run(*files, *options, gpus=1),
+        run(str(TESTS / "test_gpu_emulation.py"), *options, gpus=2),
+    ]
+    return max(codes)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

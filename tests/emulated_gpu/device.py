@@ -1,0 +1,70 @@
+"""Builds and loads device.cpp. Nothing of torch is imported here: it looks for CUDA once, when it
+is first asked, and must find this device then."""
+
+import ctypes
+import hashlib
+import importlib.util
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+HERE = Path(__file__).parent
+TORCH = Path(importlib.util.find_spec("torch").origin).parent
+BUILT = HERE.parents[1] / "build/emulated_gpu"
+
+
+class Counts(NamedTuple):
+    reads: int  # the host waited for a value of the device
+    copies: int  # from the host to the device
+
+
+def build(source: str, library: str, flags: list[str]) -> Path:
+    """The shared library of a source file, compiled where that, the flags or torch have changed."""
+    parts = (
+        (HERE / source).read_bytes(),
+        (TORCH / "version.py").read_bytes(),
+        repr(flags).encode(),
+    )
+    folder = BUILT / hashlib.sha256(b"".join(parts)).hexdigest()[:16]
+    if not (folder / library).exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        made = folder / f"{library}.{os.getpid()}"
+        compiler = [os.environ.get("CXX", "g++"), "-O1", "-std=c++20", "-shared", "-fPIC"]
+        command = [*compiler, str(HERE / source), "-o", str(made), f"-Wl,-soname,{library}", *flags]
+        subprocess.check_call(command)
+        made.replace(folder / library)
+    return folder / library
+
+
+def torch_flags() -> list[str]:
+    includes = (TORCH / "include", TORCH / "include/torch/csrc/api/include")
+    libraries = TORCH / "lib"
+    links = [f"-L{libraries}", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{libraries}"]
+    return [*(f"-I{path}" for path in includes), *links]
+
+
+@cache
+def load() -> ctypes.CDLL:
+    if "torch" in sys.modules:
+        raise RuntimeError("the emulated GPU must be loaded before torch is imported")
+    library = ctypes.CDLL(str(build("device.cpp", "libemulated_device.so", torch_flags())))
+    library.emulated_host_reads.restype = ctypes.c_int64
+    library.emulated_host_copies.restype = ctypes.c_int64
+    library.emulated_range.restype = ctypes.c_bool
+    address = ctypes.POINTER(ctypes.c_size_t)
+    library.emulated_range.argtypes = [ctypes.c_size_t, address, address]
+    return library
+
+
+def counts() -> Counts:
+    return Counts(load().emulated_host_reads(), load().emulated_host_copies())
+
+
+def allocation(address: int) -> tuple[int, int] | None:
+    """Start and size in bytes of the device's memory that holds an address, if it does."""
+    start, size = ctypes.c_size_t(), ctypes.c_size_t()
+    found = load().emulated_range(address, ctypes.byref(start), ctypes.byref(size))
+    return (start.value, size.value) if found else None

@@ -1,0 +1,165 @@
+"""Training steps on a GPU against those of the native CPU path, on the same data."""
+
+import dataclasses
+import os
+import signal
+
+import pytest
+import torch
+import torch._inductor.config
+from same_runs import same_files
+from tolerances import training_error
+
+from bwt import rundir, train
+from bwt.cli import main
+from bwt.config import TrainConfig
+
+pytestmark = pytest.mark.gpu
+
+TASKS = {
+    "bijection": ("bijection", dict(num_symbols=4)),
+    "noisy": ("bijection", dict(num_symbols=3, num_pairs=4, replacement=True, noise=0.2)),
+    "hmm": ("hmm", dict(num_states=3, num_symbols=4, length=4)),
+    "recall": ("recall", dict(num_pairs=3, num_keys=6, num_values=6, num_queries=2, filler=2)),
+}
+MODELS = {
+    "transformer": dict(layers=1, heads=2, width=16, logit_scale=4.0),
+    "mamba": dict(layers=1, width=12, state=4),
+}
+UPDATES = 3
+
+
+def configuration(task: str, model: str, **changes) -> TrainConfig:
+    name, task_options = TASKS[task]
+    base = TrainConfig(
+        task=name,
+        model=model,
+        task_options=task_options,
+        model_options=MODELS[model],
+        steps=UPDATES,
+        batch_size=2,
+        eval_sequences=4,
+        evaluations=1,
+        optimizer="muon",
+    )
+    return dataclasses.replace(base, **changes)
+
+
+class OnTheSameData(train.Trainer):
+    """Draws on the CPU, whatever the device: the generators of a GPU draw other numbers."""
+
+    def sample(self):
+        batch = self.task.sample(
+            self.config.batch_size, generator=self.source, posterior=False, device="cpu"
+        )
+        moved = batch._replace(
+            **{
+                name: None if x is None else x.to(self.device)
+                for name, x in batch._asdict().items()
+            }
+        )
+        # The exact posterior is the device's own.
+        if self.config.targets == "posterior":
+            moved = moved._replace(posterior=self.task.posterior(moved))
+        return moved
+
+
+def updates(config: TrainConfig, device: str, folder):
+    """Losses of the updates, and the gradients of the first."""
+    run = rundir.RunDirectory.create(folder)
+    trainer = OnTheSameData(config, run, torch.device(device), lambda text: None)
+    trainer.source = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for p in trainer.parameters:  # a head of zeros would pass on no gradient
+            p.add_((0.1 * torch.randn(p.shape, generator=trainer.source)).to(device))
+    losses, gradients = [], None
+    for _ in range(UPDATES):
+        trainer.loss_sum.zero_()
+        trainer.update(False)
+        losses.append(trainer.loss_sum.item())
+        if gradients is None:
+            gradients = [p.grad.cpu().double().flatten() for p in trainer.parameters]
+    return torch.tensor(losses, dtype=torch.float64), torch.cat(gradients)
+
+
+@pytest.mark.parametrize("targets", ["sampled", "posterior"])
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("task", TASKS)
+def test_updates_agree_with_the_cpu(task, model, targets, tmp_path):
+    config = configuration(task, model, targets=targets)
+    losses, gradients = updates(config, "cpu", tmp_path / "cpu")
+    half = dataclasses.replace(config, precision="bf16")
+    half_losses, half_gradients = updates(half, "cpu", tmp_path / "cpu16")
+
+    bound = training_error(torch.float32)
+    on_gpu, gpu_gradients = updates(config, "cuda", tmp_path / "gpu")
+    assert (gpu_gradients - gradients).abs().max() <= bound * gradients.abs().max()
+    torch.testing.assert_close(on_gpu, losses, rtol=bound, atol=0)
+
+    # In bf16 both are off by roundings of their own: twice what the CPU loses, and its rounding.
+    bound = training_error(torch.bfloat16)
+    on_gpu, gpu_gradients = updates(half, "cuda", tmp_path / "gpu16")
+    allowed = 2 * (half_gradients - gradients).norm() + bound * gradients.norm()
+    assert (gpu_gradients - gradients).norm() <= allowed
+    allowed = 2 * (half_losses - losses).abs().max() + bound * losses.max()
+    assert (on_gpu - losses).abs().max() <= allowed
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("targets", ["sampled", "posterior"])
+def test_a_step_neither_waits_nor_feeds(task, targets, tmp_path, emulated_device):
+    """Counted below torch's dispatcher, so inside the launchers of our kernels as well."""
+    config = configuration(task, "transformer", targets=targets)
+    run = rundir.RunDirectory.create(tmp_path / "run")
+    trainer = train.Trainer(config, run, torch.device("cuda"), lambda text: None)
+    trainer.update(False)  # makes what is made once
+    before = emulated_device.counts()
+    trainer.update(False)
+    assert emulated_device.counts() == before
+
+
+SHORT = ["--steps", "4", "--evaluations", "2", "--eval-sequences", "4", "--batch-size", "2"]
+SHORT += ["--layers", "1", "--width", "16", "--preset", "quick"]
+
+
+def test_the_command_trains_on_the_gpu_and_resumes_bit_for_bit(tmp_path, capsys, monkeypatch):
+    options = ["--num-symbols", "4", "--heads", "2", *SHORT]
+    assert main(["train", "bijection", *options, "--out", str(tmp_path / "whole")]) == 0
+    assert "bits from exact Bayes" in capsys.readouterr().out
+    update = train.Trainer.update
+
+    def stop_after_two(self, stop):
+        done = update(self, stop)
+        if self.step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return done
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train.Trainer, "update", stop_after_two)
+        stopped = main(["train", "bijection", *options, "--out", str(tmp_path / "parts")])
+    assert stopped == 128 + signal.SIGTERM
+    assert main(["train", "--resume", str(tmp_path / "parts")]) == 0
+    whole, parts = (rundir.RunDirectory(tmp_path / name) for name in ("whole", "parts"))
+    for step in set(parts.steps()) - set(whole.steps()):  # the stop left one more
+        parts.weights_path(step).unlink()
+    same_files(whole, parts)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_compiled_updates_agree_with_those_that_are_not(model, tmp_path):
+    """By Inductor, whose code checks the layout of every result of our ops."""
+    choices = {
+        "shape_padding": False,  # decided by timing
+        "assert_indirect_indexing": False,  # a call that the emulated GPU does not know
+        "use_static_cuda_launcher": False,
+        "compile_threads": 1,
+        "triton.autotune_pointwise": False,
+    }
+    config = configuration("hmm", model)
+    losses, gradients = updates(config, "cuda", tmp_path / "eager")
+    compiled = dataclasses.replace(config, compile="on")
+    with torch._inductor.config.patch(choices):
+        found, found_gradients = updates(compiled, "cuda", tmp_path / "compiled")
+    bound = training_error(torch.float32)
+    torch.testing.assert_close(found, losses, rtol=bound, atol=0)
+    assert (found_gradients - gradients).abs().max() <= bound * gradients.abs().max()
