@@ -1,6 +1,8 @@
 """Common fixtures."""
 
+import importlib
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -38,13 +40,46 @@ def call(request):
 
     if request.param == "interpreted":
         return partial(request.getfixturevalue("interpreter").call, request.module.MODULE)
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
     return partial(call_on_gpu, request.module.MODULE)
 
 
+@pytest.fixture(scope="module")
+def benchmark_scripts():
+    """Those of benchmarks/ can be imported, as they import each other."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+        yield
+
+
+@pytest.fixture
+def stages(benchmark_scripts):
+    """Of `make gpu`."""
+    return importlib.import_module("gpu_stages")
+
+
+@pytest.fixture
+def emulated_device(pytestconfig):
+    """The module emulated_gpu.device, where its GPU is in use."""
+    if not pytestconfig.pluginmanager.hasplugin("emulated_gpu.plugin"):
+        pytest.skip("looks into the emulated GPU")
+    from emulated_gpu import device
+
+    return device
+
+
+def pytest_collection_modifyitems(config, items):
+    emulated = config.pluginmanager.hasplugin("emulated_gpu.plugin")
+    for item in items:
+        if emulated and item.get_closest_marker("real_gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device that is not emulated"))
+        elif item.get_closest_marker("gpu") and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
 def pytest_terminal_summary(terminalreporter):
-    if not torch.cuda.is_available():
+    if terminalreporter.config.pluginmanager.hasplugin("emulated_gpu.plugin"):
+        terminalreporter.write_line("The CUDA device was emulated: no timing, no sm_90 and later.")
+    elif not torch.cuda.is_available():
         terminalreporter.write_line(
             "No CUDA device: GPU kernels were compiled and emulated, not run on a GPU."
         )

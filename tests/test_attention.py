@@ -283,6 +283,26 @@ def test_weights_in_another_dtype():
     assert got.weights.dtype == torch.float64 and got.out.dtype == torch.float32
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_halves_are_computed_in_float32(dtype):
+    q, k, v = (x.requires_grad_() for x in draw(2, 3, 5, 9, 8, dtype))
+    expected = reference.attention(*arrays((q, k, v)), capture=("weights", "entropy"))
+    for backend in ("native", "reference"):
+        tensors = (q, k, v) if backend == "native" else [x.detach() for x in (q, k, v)]
+        got = ops.attention(*tensors, capture=("weights", "entropy"), backend=backend)
+        assert (got.out.dtype, got.weights.dtype) == (dtype, dtype)
+        assert (got.lse.dtype, got.entropy.dtype) == (torch.float32, torch.float32)
+        for name, target in expected._asdict().items():
+            actual = getattr(got, name)
+            size = max(1.0, np.abs(target).max())
+            # Rounded once, behind the error of float32.
+            bound = (torch.finfo(actual.dtype).eps + attention_error(torch.float32, 9, 8)) * size
+            np.testing.assert_allclose(actual.detach().double(), target, atol=bound, err_msg=name)
+        if backend == "native":
+            grads = torch.autograd.grad(got.out.float().square().sum(), (q, k, v))
+            assert all(x.dtype == dtype and x.isfinite().all() for x in grads)
+
+
 X = torch.zeros(2, 3, 4, 8)
 BAD_INPUT = {
     "list": (([1.0], X, X), {}, "q must be a floating-point tensor, got list"),
@@ -296,7 +316,11 @@ BAD_INPUT = {
     "capture": ((X, X, X), {"capture": ("scores",)}, "capture takes any of"),
     "capture as a string": ((X, X, X), {"capture": "weights"}, "capture takes any of"),
     "causal": ((X, X, X), {"causal": "yes"}, "causal must be True or False, got 'yes'"),
-    "half on the CPU": ((X.half(),) * 3, {}, "'native' takes float32, float64, got torch.float16"),
+    "eight bits": (
+        (X.to(torch.float8_e5m2),) * 3,
+        {},
+        "'native' takes float16, bfloat16, float32, float64, got torch.float8_e5m2",
+    ),
 }
 
 

@@ -33,7 +33,7 @@ def test_the_check_notices_a_small_error(bench, name):
     x = bench.inputs(case, "cpu")
     provider = next(p for p in bench.PROVIDERS if p.name == name)
     call, units = provider.make(case, bench.STEP, x, "cpu")
-    outputs = call()
+    outputs = call.result()
     assert bench.check(case, bench.STEP, x, outputs, units) is None
     index = max(range(len(outputs)), key=lambda i: outputs[i].abs().max())
     outputs[index] = outputs[index] * 1.01
@@ -45,7 +45,18 @@ def test_timed_steps_train(bench):
     provider = next(p for p in bench.PROVIDERS if p.name == "bwt")
     call, _ = provider.make(case, bench.STEP, bench.inputs(case, "cpu"), "cpu")
     before = [p.detach().clone() for p in call.parameters]
-    call()  # the one that is checked
+    call.result()
     assert all(torch.equal(p, q) for p, q in zip(call.parameters, before, strict=True))
     call()
     assert not any(torch.equal(p, q) for p, q in zip(call.parameters, before, strict=True))
+
+
+def test_the_check_after_the_timing_is_of_the_same_weights(bench):
+    case = next(case for case in bench.CASES if case.name == "quick-bijection")
+    provider = next(p for p in bench.PROVIDERS if p.name == "bwt")
+    call, _ = provider.make(case, bench.STEP, bench.inputs(case, "cpu"), "cpu")
+    first = call.result()
+    call()
+    moved = [p.detach().clone() for p in call.parameters]
+    assert all(torch.equal(g, h) for g, h in zip(first, call.result(), strict=True))
+    assert all(torch.equal(p, q) for p, q in zip(call.parameters, moved, strict=True))

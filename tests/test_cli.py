@@ -56,29 +56,44 @@ def test_bad_command_line_is_one_line_and_two(argv, complaint, capsys):
         (["train"], "name a TASK or --resume DIR"),
         (["train", "bijection", "--num-symbols", "1"], "num_symbols must be at least 2"),
         (["train", "bijection", "--steps", "0"], "steps must be at least 1"),
-        (["train", "bijection", "--heads", "3"], "width 64 is not a multiple of heads 3"),
-        (["train", "--resume", "nowhere"], "nowhere is no run directory"),
+        (["train", "bijection", "--width", "64", "--heads", "3"], "is not a multiple of heads 3"),
+        (["train", "--resume", "nowhere"], "nowhere is not a run directory"),
         (["train", "hmm", "--resume", "nowhere", "--lr", "1"], "leave out hmm, --lr"),
         (["train", "hmm", "--device", "cuda"], "no CUDA device"),
-        (["eval", "nowhere"], "nowhere is no run directory"),
+        (["eval", "nowhere"], "nowhere is not a run directory"),
         (["eval", "nowhere", "--sequences", "0"], "--sequences must be at least 1"),
     ],
 )
 def test_bad_value_is_one_line_and_two(argv, complaint, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    # As on a machine without a GPU; and no training starts, were a value not refused.
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("bwt.train.Trainer.loop", lambda *_: pytest.fail("a training has begun"))
     assert main(argv) == 2
     captured = capsys.readouterr()
     assert captured.err.count("\n") == 1 and complaint in captured.err
     assert captured.out == "" and list(tmp_path.iterdir()) == []
 
 
-SHORT = ["--steps", "6", "--evaluations", "2", "--eval-sequences", "32", "--batch-size", "4"]
+SHORT = [
+    "--preset",
+    "quick",
+    "--steps",
+    "6",
+    "--evaluations",
+    "2",
+    "--eval-sequences",
+    "32",
+    "--batch-size",
+    "4",
+]
 
 
 def test_train_then_eval(capsys, tmp_path):
     run = str(tmp_path / "run")
     assert main(["train", "bijection", "--num-symbols", "5", "--out", run, *SHORT]) == 0
     text = capsys.readouterr().out
+    assert text.startswith("preset quick, as asked for: 6 steps of 4 sequences\n")
     assert "5! = 2^6.9" in text and "its weights hold" in text and f"run: {run}" in text
     assert main(["eval", run, "--sequences", "64", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
@@ -114,6 +129,7 @@ def test_help_has_every_option_of_task_and_model(task, model, capsys):
 
 def test_ctrl_c_saves_and_says_how_to_resume(tmp_path):
     command = [sys.executable, "-P", "-m", "bwt", "train", "bijection", "--out", "run"]
+    command += ["--preset", "quick", "--device", "cpu"]
     process = subprocess.Popen(
         [*command, "--num-symbols", "4", "--steps", "1000000", "--threads", "1"],
         cwd=tmp_path,

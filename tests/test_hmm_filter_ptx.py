@@ -25,21 +25,32 @@ ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "gfx942")
 # A sample; `python -m bwt.kernels.aot --op hmm_filter` compiles every entry of the table.
 # Registers and bytes of shared memory, the most of any NVIDIA architecture.
 SHIPPED = {
-    ("fp32", Case("rows", 64, 4096, 5, 5)): {"forward": (56, 128), "backward": (72, 1024)},
-    ("fp32", Case("rows", 64, 4096, 128, 512)): {"forward": (115, 1024), "backward": (130, 1024)},
+    ("fp32", Case("rows", 64, 4096, 5, 5)): {
+        "forward": (58, 128),
+        "exact": (48, 0),
+        "backward": (78, 1024),
+    },
+    ("fp32", Case("rows", 64, 4096, 128, 512)): {
+        "forward": (118, 1024),
+        "exact": (54, 32),
+        "backward": (142, 1024),
+    },
     ("fp64", Case("rows", 64, 4096, 16, 27, SHARED)): {
         "forward": (80, 256),
-        "backward": (226, 4096),
+        "exact": (43, 0),
+        "backward": (227, 4096),
     },
     ("fp32", Case("dot", 64, 4096, 64, 64, SHARED)): {
-        "forward": (136, 5120),
-        "backward": (128, 5120),
+        "forward": (152, 5120),
+        "exact": (52, 16),
+        "backward": (164, 5120),
     },
     ("fp32", Case("chunks", 64, 4096, 5, 5)): {
-        "forward_basis": (46, 128),
+        "forward_basis": (50, 128),
         "starts": (36, 0),
-        "forward": (53, 128),
-        "backward_basis": (57, 128),
+        "forward": (54, 128),
+        "exact": (53, 0),
+        "backward_basis": (63, 128),
         "ends": (32, 0),
         "backward": (75, 1024),
     },

@@ -4,6 +4,7 @@ float64."""
 import numpy as np
 import pytest
 import torch
+from hmm_exact import exact, slopes
 from hmm_triton import (
     DTYPES,
     OUTPUTS,
@@ -21,6 +22,7 @@ from hmm_triton import (
 from hmm_triton import (
     MODULE as MODULE,  # read by the fixture `call`
 )
+from tolerances import hmm_relative_error
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -182,3 +184,70 @@ def test_plan():
     for sizes in ((1, 9, 17, True, "dot"), (1, 9, 17, True, "chunks"), (1, 9, 129, True, None)):
         with pytest.raises(ValueError, match="hmm_filter"):
             plan(*sizes)
+
+
+def sharp_coins(S, small):
+    """S coins of which one was chosen for good. The second is all but excluded by eleven
+    observations, and then proved by two; symbol 2 is missing from all."""
+    emission = torch.full((S, 3), 0.5)
+    emission[:, 2] = 0
+    emission[0] = torch.tensor([1.0, 0.0, 0.0])
+    emission[1] = torch.tensor([small, 1 - small, 0.0])
+    emission[2:] = torch.tensor([1.0, 0.0, 0.0])
+    y = torch.tensor([0] * 11 + [1] * 2)
+    return y, torch.full((S,), 1 / S), torch.eye(S), emission
+
+
+RARE = [Case("rows", 2, 13, 3, 3, SHARED), Case("chunks", 2, 13, 3, 3, SHARED)]
+RARE += [Case("dot", 2, 13, 17, 3, SHARED)]
+
+
+def assert_exact(case, got, y, parameters, b):
+    want = exact(y[b].numpy(), *(x.double().numpy() for x in parameters))
+    dtype = parameters[0].dtype
+    bound = hmm_relative_error(dtype, case.S, case.T)
+    tiny = torch.finfo(dtype).tiny
+    for name, found in zip(OUTPUTS, got, strict=True):
+        expected = getattr(want, name)
+        np.testing.assert_allclose(
+            found[b].double(), expected, rtol=bound, atol=bound * tiny, err_msg=name
+        )
+
+
+@cases(*RARE)
+@pytest.mark.parametrize("mode,small", [("fp32", 2.0**-14), ("fp64", 2.0**-100)])
+def test_unlikely_is_not_impossible(call, mode, small, case):
+    y, *parameters = sharp_coins(case.S, small)
+    parameters = [x.to(DTYPES[mode]) for x in parameters]
+    y = torch.stack((y, torch.where(torch.arange(13) == 12, 2, y)))  # the second is impossible
+    got = call("hmm_filter_forward", y, *parameters, None, path=case.path)
+    assert got[2][0].isfinite() and got[2][1].isneginf()
+    for b in range(2):
+        assert_exact(case, got, y, parameters, b)
+
+
+@pytest.mark.parametrize("incoming", ["log_likelihood", "all"])
+def test_gradients_of_unlikely_sequences(interpreter, incoming):
+    """Beside an ordinary sequence, through the op's own implementation."""
+    case = RARE[0]
+    y, *parameters = sharp_coins(case.S, 2.0**-14)
+    y = torch.stack((y, torch.zeros_like(y)))
+    gradients = draw_gradients("fp32", case)
+    if incoming != "all":
+        gradients |= {"filtered": None, "predicted": None}
+    saved = interpreter.call("bwt.ops.hmm_filter", "_triton", y, *parameters, None)
+    inputs = (*gradients.values(), y, *parameters, None, *saved)
+    found = interpreter.call("bwt.ops.hmm_filter", "_triton_backward", *inputs)
+    zero = np.zeros((case.T, case.S))
+    totals = [0, 0, 0]
+    for b in range(2):
+        weights = [zero if x is None else x[b].double().numpy() for x in gradients.values()]
+        plain = [x.double().numpy() for x in parameters]
+        terms = zip(totals, slopes(y[b].numpy(), *plain, weights), strict=True)
+        totals = [total + term for total, term in terms]
+    for name, gradient, (value, size) in zip(PARAMETERS, found, totals, strict=True):
+        largest = torch.finfo(torch.float32).max
+        value = np.clip(value, -largest, largest)
+        bound = hmm_relative_error(torch.float32, case.S, case.T) * size
+        error = np.abs(gradient.double().numpy() - value)
+        assert (error <= bound + torch.finfo(torch.float32).tiny).all(), (name, gradient, value)

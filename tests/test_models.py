@@ -59,6 +59,22 @@ def test_gradient_reaches_every_parameter(variant):
         assert p.grad is not None and p.grad.abs().sum() > 0, name
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_bf16_autocast(variant):
+    """The same model in bf16: every product has operands of 8 bits and a depth of a few."""
+    model, (tokens, features) = build(variant).float(), inputs()
+    features = features.float()
+    exact = model(tokens, features)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(tokens, features)
+    assert logits.dtype == torch.bfloat16
+    error, eps = (logits - exact).abs().max(), torch.finfo(torch.bfloat16).eps
+    assert 0 < error < 16 * eps * exact.abs().max().clamp_min(1)
+    logits.float().square().sum().backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
 def numpy_transformer(state, tokens, features, heads, eps=1e-6):
     """The default transformer, written down again."""
     w = {name: p.numpy() for name, p in state.items()}

@@ -1,9 +1,13 @@
-"""The oracle of hmm_filter and hmm_smooth, by summing over all paths."""
+"""The oracle of hmm_filter and hmm_smooth: by summing over all paths, and in exact arithmetic."""
 
 import itertools
 
 import numpy as np
 import pytest
+import torch
+from hmm_exact import exact
+from hmm_extremes import cases
+from tolerances import hmm_relative_error
 
 from bwt.reference.hmm_filter import hmm_filter, hmm_filter_log, hmm_smooth
 
@@ -143,3 +147,39 @@ def test_both_recursions_agree_on_long_sequences():
     np.testing.assert_allclose(plain.filtered, logs.filtered, atol=1e-9)
     np.testing.assert_allclose(plain.predicted, logs.predicted, atol=1e-9)
     np.testing.assert_allclose(plain.log_likelihood, logs.log_likelihood, rtol=1e-12)
+
+
+EXTREMES = {**cases(1e-300), **{f"{name}-32": model for name, model in cases(1e-35).items()}}
+
+
+@pytest.mark.parametrize("name", EXTREMES)
+def test_at_great_length_and_extreme_values(name):
+    """Against integers of any length; each step has relative errors of a few roundings."""
+    y, *parameters = EXTREMES[name]
+    want = exact(y, *parameters)
+    bound = hmm_relative_error(torch.float64, len(parameters[0]), len(y))
+    for filtering in (hmm_filter, hmm_filter_log):
+        got = filtering(y[None], *parameters)
+        # A logarithm has a rounding error of its own size, be it of the likelihood or of a state.
+        logs = np.log(want.filtered, where=want.filtered > 0, out=np.zeros_like(want.filtered))
+        finite = want.log_likelihood if np.isfinite(want.log_likelihood) else 0.0
+        loose = bound * (1 - min(finite, logs.min()) if filtering is hmm_filter_log else 1)
+        for output in ("filtered", "predicted"):
+            found, expected = getattr(got, output)[0], getattr(want, output)
+            np.testing.assert_allclose(found, expected, rtol=loose, atol=5e-324, err_msg=output)
+        np.testing.assert_allclose(got.log_likelihood, want.log_likelihood, rtol=bound)
+    smooth = hmm_smooth(y[None], *parameters)
+    np.testing.assert_allclose(smooth.smoothed[0], want.smoothed, rtol=bound, atol=5e-324)
+    np.testing.assert_allclose(smooth.log_likelihood, want.log_likelihood, rtol=1e-14)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_thousands_of_steps(seed):
+    y, *parameters = (x[0] for x in draw(1, 2000, 3, 4, zeros=0.2, missing=0.1, seed=seed))
+    want = exact(y, *parameters)
+    got = hmm_filter(y[None], *parameters)
+    bound = hmm_relative_error(torch.float64, 3, 2000)
+    np.testing.assert_allclose(got.filtered[0], want.filtered, rtol=bound, atol=5e-324)
+    np.testing.assert_allclose(got.log_likelihood, want.log_likelihood, rtol=1e-14)
+    found = hmm_smooth(y[None], *parameters).smoothed[0]
+    np.testing.assert_allclose(found, want.smoothed, rtol=bound, atol=5e-324)

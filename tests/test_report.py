@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 
@@ -12,7 +13,18 @@ from bwt.cli import main
 from bwt.report import charts, svg, words
 from bwt.report.charts import Series
 
-SHORT = ["--steps", "8", "--evaluations", "3", "--eval-sequences", "32", "--batch-size", "4"]
+SHORT = [
+    "--preset",
+    "quick",
+    "--steps",
+    "8",
+    "--evaluations",
+    "3",
+    "--eval-sequences",
+    "32",
+    "--batch-size",
+    "4",
+]
 SMALL = ["--layers", "2", "--width", "16", "--heads", "2"]
 RUNS = {
     "bijection": ["bijection", "--num-symbols", "5", *SMALL],
@@ -135,9 +147,9 @@ def test_a_run_that_was_not_examined_says_what_to_do(runs, tmp_path):
 @pytest.mark.parametrize(
     "argv,complaint",
     [
-        (["geometry", "nowhere"], "nowhere is no run directory"),
-        (["ablate", "nowhere"], "nowhere is no run directory"),
-        (["report", "nowhere"], "nowhere is no run directory"),
+        (["geometry", "nowhere"], "nowhere is not a run directory"),
+        (["ablate", "nowhere"], "nowhere is not a run directory"),
+        (["report", "nowhere"], "nowhere is not a run directory"),
         (["geometry", "nowhere", "--sequences", "3"], "at least 16 sequences"),
     ],
 )
@@ -250,3 +262,48 @@ def test_heat_map_draws_equal_neighbours_once():
     picture = ElementTree.fromstring(drawing.render())
     found = {p.get("fill-opacity"): p.get("d") for p in picture.iter() if p.get("fill-opacity")}
     assert found == {"0.5": "M1 1h1v1h-1z", "1": "M0 0h2v1h-2zM2 1h1v1h-1z"}
+
+
+def outside(folder):
+    return {p for p in folder.rglob("*") if p.is_file() and folder / "run" not in p.parents}
+
+
+def test_a_label_cannot_lead_out_of_the_run(runs, tmp_path):
+    shutil.copytree(runs / "bijection", tmp_path / "run", ignore=shutil.ignore_patterns("figures"))
+    path = tmp_path / "run/geometry.json"
+    document = json.loads(path.read_text())
+    section = document["manifold"]
+    last = list(section["clouds"])[-1]
+    for label in ("x/../../../stolen", "x" * 300, "/../" * 9, "..", "ü" * 99):
+        for part in ("clouds", "points"):
+            section[part] = {label if k == last else k: v for k, v in section[part].items()}
+        last = label
+        path.write_text(json.dumps(document))
+        (tmp_path / "run/figures/manifold-x").mkdir(parents=True, exist_ok=True)
+        assert main(["report", str(tmp_path / "run")]) == 0
+        assert outside(tmp_path) == set()
+        figures = [p for p in (tmp_path / "run/figures").rglob("*") if p.is_file()]
+        assert figures and {p.parent.name for p in figures} == {"figures"}
+
+
+def test_figures_that_are_a_link_elsewhere_are_refused(runs, tmp_path, capsys):
+    shutil.copytree(runs / "bijection", tmp_path / "run", ignore=shutil.ignore_patterns("figures"))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "run/figures").symlink_to(elsewhere)
+    assert main(["report", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "leads out of the run" in error
+    assert outside(tmp_path) == set()
+
+
+def test_a_link_in_place_of_a_page_is_replaced_and_not_followed(runs, tmp_path):
+    shutil.copytree(runs / "bijection", tmp_path / "run", ignore=shutil.ignore_patterns("figures"))
+    precious = tmp_path / "precious.txt"
+    precious.write_text("mine")
+    (tmp_path / "run/figures").mkdir()
+    for name in ("report.html", "figures/kl.svg"):
+        (tmp_path / "run" / name).unlink(missing_ok=True)
+        (tmp_path / "run" / name).symlink_to(precious)
+    assert main(["report", str(tmp_path / "run")]) == 0
+    assert precious.read_text() == "mine" and "<html" in (tmp_path / "run/report.html").read_text()

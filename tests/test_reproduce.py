@@ -8,7 +8,7 @@ import torch
 from inline import Inline
 from nvcc import ROOT
 
-from bwt import models, paper
+from bwt import models, paper, train
 from bwt.cli import COMMANDS, main
 from bwt.reproduce import SCALES, Reproduction, cost, geometry, plan, quotes, results, tables
 from bwt.rundir import read_json, write_json
@@ -98,6 +98,31 @@ def test_one_table_runs_what_it_needs(tmp_path):
     document = Reproduction(SCALES["tiny"], *place, only="lengths", seeds=1).run()
     assert {x["task"] for x in document["cells"]} == {"hmm"}
     assert {x["seed"] for x in document["cells"]} == {0}
+
+
+def test_to_diverge_at_some_rate_is_no_fault_and_at_every_rate_is_one(tmp_path, monkeypatch):
+    update = train.Trainer.update
+
+    def spoiled(self, stop):
+        name = self.run.path.name
+        if "rate=3" in name or name.startswith("recall"):
+            with torch.no_grad():
+                self.parameters[0].fill_(float("nan"))
+        return update(self, stop)
+
+    monkeypatch.setattr(train.Trainer, "update", spoiled)
+    place = (tmp_path / "runs", tmp_path / "out", Inline(), "bwt reproduce --only lengths")
+    monkeypatch.setattr(plan, "wanted", lambda only: [("hmm", "lstm"), ("recall", "lstm")])
+    document = Reproduction(SCALES["tiny"], *place, only="lengths", seeds=1).run()
+    status = {x["name"]: x["status"] for x in document["cells"]}
+    assert status == {
+        "hmm-lstm-rate=1-seed=0": "finished",
+        "hmm-lstm-rate=3-seed=0": "diverged",
+        "recall-lstm-rate=1-seed=0": "diverged",
+        "recall-lstm-rate=3-seed=0": "diverged",
+    }
+    assert set(document["faults"]) == {x for x in status if x.startswith("recall")}
+    assert all(why.startswith("diverged at step 1") for why in document["faults"].values())
 
 
 def test_pages_have_every_cell_and_the_papers_figure(reproduced):

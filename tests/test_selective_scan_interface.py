@@ -2,8 +2,10 @@
 
 import pytest
 import torch
-from scan_inputs import draw
+from scan_inputs import assert_close, draw, to_arrays
+from tolerances import scan_error
 
+from bwt import reference
 from bwt.ops import selective_scan, selective_scan_states
 
 
@@ -41,11 +43,34 @@ def test_module_compiles_without_graph_break():
     torch.testing.assert_close(*found)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("backend", ["native", "torch", "reference"])
+@pytest.mark.parametrize("wide", [True, False], ids=["float32 parameters", "halves"])
+def test_halves_are_computed_in_float32(dtype, backend, wide):
+    """As autocast calls it: what comes out of a product is half, the parameters are float32."""
+    tensors = draw(2, 20, 5, 3, dtype)
+    if wide:
+        tensors[2], tensors[5] = tensors[2].float(), tensors[5].float()
+    y = selective_scan(*tensors, delta_softplus=True, backend=backend)
+    expected = reference.selective_scan(*to_arrays(tensors), delta_softplus=True)
+    bound = torch.finfo(dtype).eps + scan_error(torch.float32, 20, 3)
+    assert y.dtype == dtype
+    assert_close("y", y, expected, bound)
+    if backend == "native":
+        leaves = [x.clone().requires_grad_() for x in tensors]
+        y = selective_scan(*leaves, delta_softplus=True)
+        for x, gradient in zip(leaves, torch.autograd.grad(y.float().sum(), leaves), strict=True):
+            assert gradient.dtype == x.dtype and gradient.isfinite().all()
+    states = selective_scan_states(*tensors[:4], delta_softplus=True, backend=backend)
+    assert states.dtype == torch.float32
+
+
 U, DELTA, A, B, C, D = draw(2, 3, 4, 5, torch.float32)
 BAD_INPUT = {
-    "list": (([1.0], DELTA, A, B, C), {}, "u must be a float32 or float64 tensor, got list"),
-    "half": ((U, DELTA, A.half(), B, C), {}, "A must be a float32 or float64 tensor, got"),
-    "integers": ((U, DELTA, A, B.long(), C), {}, "B must be a float32 or float64 tensor, got"),
+    "list": (([1.0], DELTA, A, B, C), {}, "u must be a floating-point tensor, got list"),
+    "half": ((U, DELTA, A.half(), B, C), {}, "u and A must agree in dtype and device"),
+    "mixed halves": ((U.half(), DELTA, A, B, C), {}, "u and delta must agree in dtype and device"),
+    "integers": ((U, DELTA, A, B.long(), C), {}, "B must be a floating-point tensor, got"),
     "dimensions": ((U[0], DELTA, A, B, C), {}, r"u must be \[B, L, E\], got shape \(3, 4\)"),
     "A": ((U, DELTA, B, B, C), {}, r"A must be \[E, N\], got shape"),
     "dtypes": ((U, DELTA, A, B, C.double()), {}, "u and C must agree in dtype and device"),

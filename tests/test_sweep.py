@@ -39,7 +39,10 @@ def test_a_cell_is_what_its_command_trains(tmp_path, capsys):
 
 def test_finished_cells_are_not_redone(tmp_path):
     first = Inline()
+    left = tmp_path / ".sweep.json.abcd1234"  # by a sweep that was killed
+    left.write_text("")
     assert {x.status for x in Sweep(tmp_path, cells(tmp_path), first).run()} == {"finished"}
+    assert not left.exists()
     again = Inline()
     outcomes = Sweep(tmp_path, cells(tmp_path, seeds=(0, 1, 2)), again).run()
     assert len(first.started) == 2 and [x.status for x in outcomes] == ["finished"] * 3
@@ -131,9 +134,22 @@ def test_one_gpu_each(monkeypatch):
     assert sorted(Processes().slots) == ["0", "1"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
     assert Processes().slots == ["5", "7"] and Processes(jobs=1).slots == ["5"]
+    assert Processes(jobs=3).slots == ["5", "7", "5"]  # more than there are GPUs: shared
+    assert Processes(jobs=2, gpus=False).slots == [None, None]
 
 
-FLAGS = ["--num-symbols", "4", "--eval-sequences", "16", "--batch-size", "4", "--evaluations", "4"]
+FLAGS = [
+    "--preset",
+    "quick",
+    "--num-symbols",
+    "4",
+    "--eval-sequences",
+    "16",
+    "--batch-size",
+    "4",
+    "--evaluations",
+    "4",
+]
 
 
 def test_ctrl_c_saves_all_cells_and_the_same_command_continues(tmp_path, capsys):

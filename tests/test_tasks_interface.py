@@ -152,7 +152,7 @@ def test_options_are_fields_with_help(name):
         ("bijection", {"num_symbols": True}, "num_symbols must be int, got True"),
         ("bijection", {"num_pairs": 0}, "num_pairs must be at least 1, got 0"),
         ("bijection", {"replacement": 1}, "replacement must be bool, got 1"),
-        ("bijection", {"noise": float("nan")}, "noise must be at least 0, got nan"),
+        ("bijection", {"noise": float("nan")}, "noise must be a number, got nan"),
         ("bijection", {"noise": 1.5}, "noise must be at most 1, got 1.5"),
         ("bijection", {"noise": 0.1, "num_symbols": 30}, "num_symbols must be at most 24"),
         ("hmm", {"header": "rows,"}, "header must be one of rows, tokens, got 'rows,'"),

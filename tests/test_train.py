@@ -1,17 +1,14 @@
-"""Training: learns, stops and resumes without a difference, in one process or two."""
+"""Training: learns, stops and resumes without a difference."""
 
 import dataclasses
 import io
-import json
+import itertools
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
 import torch
-from nvcc import ROOT
-from safetensors.torch import load_file
+from same_runs import same_files
 
 from bwt import models, rundir, tasks, train
 from bwt.config import TrainConfig, resolve
@@ -34,21 +31,6 @@ VARIANTS = {
     "muon-averaged": dict(optimizer="muon", average=0.75, targets="posterior"),
     "ema-cosine": dict(ema=0.9, decay="cosine", clip=0.0, weight_decay=0.1),
 }
-
-
-def losses(run):
-    return [(row["step"], row["loss"]) for row in run.read_metrics()]
-
-
-def same_files(a, b):
-    assert a.steps() == b.steps()
-    for step in a.steps():
-        one, two = (load_file(run.weights_path(step)) for run in (a, b))
-        assert one.keys() == two.keys()
-        assert all(torch.equal(one[name], two[name]) for name in one), step
-    assert losses(a) == losses(b)
-    evaluations = [json.loads((run.path / "evaluation.json").read_text()) for run in (a, b)]
-    assert evaluations[0] == evaluations[1]
 
 
 def interrupt_at(step, action, monkeypatch):
@@ -149,30 +131,25 @@ def test_the_averaged_weights_are_the_ones_saved_and_evaluated(tmp_path):
     assert all(torch.equal(p, q) for p, q in zip(trainer.parameters, seen[-1], strict=True))
 
 
-def test_two_processes_equal_one_with_twice_the_batch(tmp_path):
-    """Within rounding: the gradients are sums in another order."""
-    flags = ["--steps", "8", "--evaluations", "2", "--eval-sequences", "32", "--num-symbols", "4"]
-    flags += ["--width", "16", "--threads", "1", "--json"]
-    command = [sys.executable, "-P", "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command += ["--master-port", "0", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
-    command += ["-m", "bwt", "train", "bijection", "--out", str(tmp_path / "two")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, "--batch-size", "8", *flags],
-        capture_output=True,
-        text=True,
-        env=environment,
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
-    two = rundir.RunDirectory.open(tmp_path / "two")
-    assert json.loads(done.stdout)["step"] == 8  # one process speaks
-    config = dataclasses.replace(TrainConfig.from_json(two.read_config()), batch_size=16)
-    one = train.train(config, tmp_path / "one").run
-    assert [step for step, _ in losses(one)] == [step for step, _ in losses(two)]
-    for (_, a), (_, b) in zip(losses(one), losses(two), strict=True):
-        assert abs(a - b) < 1e-4
-    assert one.read_metrics()[-1]["sequences"] == two.read_metrics()[-1]["sequences"] == 128
+def test_a_run_of_before_with_one_flat_generator_can_be_resumed(tmp_path, monkeypatch):
+    whole = train.train(SMALL, tmp_path / "whole").run
+    with monkeypatch.context() as patch:
+        interrupt_at(5, lambda: os.kill(os.getpid(), signal.SIGTERM), patch)
+        run = train.train(SMALL, tmp_path / "parts").run
+    step, state = run.load_state()
+    rundir.write_tensors(run.state_path(step), {**state, "generator": state["generator"][0]}, {})
+    train.resume(run.path)
+    if step not in whole.steps():
+        run.weights_path(step).unlink()
+    same_files(whole, run)
+
+
+def test_a_model_is_the_same_wherever_it_is_built_and_leaves_the_generators_alone():
+    before = torch.get_rng_state()
+    task = tasks.get("bijection", num_symbols=4)
+    one, two = (train.build_model(SMALL, task).state_dict() for _ in range(2))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_schedule():
@@ -192,6 +169,15 @@ def test_log_spaced():
     ratios = [b / a for a, b in zip(steps, steps[1:], strict=False)]
     assert max(ratios) / min(ratios) < 1.2
     assert log_spaced(3, 100) == {1, 2, 3}
+
+
+def test_log_spaced_is_what_it_says_and_cheap_for_any_count():
+    for last, count, first in itertools.product((1, 7, 40, 999, 12_345), (1, 2, 12, 100), (1, 10)):
+        first = min(first, last)
+        ratio = (last / first) ** (1 / max(1, count - 1))
+        plain = {min(last, round(first * ratio**i)) for i in range(count)}
+        assert log_spaced(last, count, first) == plain | {last}
+    assert log_spaced(50, 10**12) == set(range(1, 51))
 
 
 def test_orthogonalise():
@@ -257,6 +243,10 @@ def test_progress_is_drawn_for_a_person_only():
     [
         (dict(steps=0), "steps must be at least 1"),
         (dict(lr=float("nan")), "lr must be a number"),
+        (dict(lr=-1.0), "lr must be at least 0"),
+        (dict(steps="12"), "steps must be int, got '12'"),
+        (dict(evaluations=10**9), "evaluations must be at most 100000"),
+        (dict(on_divergence="hope"), "on_divergence must be one of stop, continue"),
         (dict(warmup=1.0), r"warmup must be in \[0, 1\)"),
         (dict(targets="soft"), "targets must be one of sampled, posterior"),
         (dict(device="cpu", compile="graphs"), "needs a GPU"),
@@ -317,7 +307,7 @@ def test_weights_of_another_model_are_refused(finished, tmp_path):
 
 
 def test_no_run_there(tmp_path, finished):
-    with pytest.raises(ValueError, match="is no run directory"):
+    with pytest.raises(ValueError, match="is not a run directory"):
         train.load(tmp_path)
     with pytest.raises(ValueError, match="exists already"):
         train.train(SMALL, finished)

@@ -12,10 +12,22 @@ def rounding(dtype: torch.dtype, scale: float = 1.0) -> float:
 
 def subset_sums(num_symbols: int, steps: int) -> float:
     """Probabilities from sums of non-negative products in float64. Relative errors add along a
-    product of up to `num_symbols` factors, each the exponential of a sum of up to `steps` logs
-    (error about steps * |log| * eps, |log| < 40), and sums of non-negative terms do not amplify
-    them."""
-    return torch.finfo(torch.float64).eps * (40.0 * steps + 4.0 * num_symbols)
+    product of up to `steps` likelihoods and `num_symbols` sums, and sums of non-negative terms do
+    not amplify them. A probability is a quotient of two such sums, and it is compared with one."""
+    return torch.finfo(torch.float64).eps * (2.0 * steps + 4.0 * num_symbols)
+
+
+def subset_slopes(num_symbols: int, steps: int, scale: float) -> float:
+    """d(loss) / d(log of an entry of the channel), where `scale` is the sum of the sizes of
+    d(loss) / d(log of a row's probability). Each of them reaches an entry as often as it was
+    observed, at most `steps` times, as a difference of such sums as `subset_sums` is about."""
+    return subset_sums(num_symbols, steps) * steps * scale
+
+
+def subset_gradient(num_symbols: int, steps: int, batch: int) -> float:
+    """The gradient in the logarithm of a channel, relative to its largest entry: a sum over
+    batch * steps rows, of either sign, of products of two such probabilities, on both sides."""
+    return 4 * batch * steps * subset_sums(num_symbols, steps)
 
 
 def running_sum(steps: int, scale: float) -> float:
@@ -38,6 +50,13 @@ def hmm_error(dtype: torch.dtype, states: int, steps: int = 1) -> float:
     along, so that those of a distribution are of a few steps; a sum over `steps` of them grows
     with its root, their signs being independent. 16 covers the steps remembered."""
     return 16 * torch.finfo(dtype).eps * (states + 4) * max(steps, 1) ** 0.5
+
+
+def hmm_relative_error(dtype: torch.dtype, states: int, steps: int) -> float:
+    """Filtering and smoothing, relative to each entry. A step is a sum of `states` products without
+    signs, a product and a quotient, so errors of at most states + 6 roundings add up over the
+    steps, and over as many backwards."""
+    return 2 * torch.finfo(dtype).eps * (states + 6) * max(steps, 1)
 
 
 def scan_error(dtype: torch.dtype, steps: int, terms: int) -> float:
@@ -68,3 +87,12 @@ def norm_error(dtype: torch.dtype, terms: int) -> float:
     of a result: sums of `terms` products, whose rounding errors are of independent signs, behind a
     few roundings; 8 covers those."""
     return 8 * torch.finfo(dtype).eps * max(terms, 1) ** 0.5
+
+
+def training_error(dtype: torch.dtype) -> float:
+    """Losses of a few updates of a small model, and the gradients of the first, relative to the
+    largest: two computations that add the same terms in other orders, through some ten layers in
+    each direction with sums of up to 64 terms. Rounding errors of independent signs grow with the
+    root of that number: 20 * 8, and 8 times more for what two updates do with it. In bf16 sums are
+    kept in float32 and the results of layers are rounded: 20, and half as much again."""
+    return (30 if dtype == torch.bfloat16 else 20 * 8 * 8) * torch.finfo(dtype).eps

@@ -1,0 +1,61 @@
+"""The verdict on kernels compiled ahead of time."""
+
+import pytest
+from bwt.kernels import aot, configs
+from triton_aot import run_python
+
+GOOD = {"name": "k", "arch": "sm_89", "registers": 80, "stack": 0, "spills": 0, "shared": 99 << 10}
+
+
+@pytest.mark.parametrize(
+    "change,why",
+    [
+        ({}, None),
+        ({"stack": 8}, "8 bytes of stack, 0 spills"),
+        ({"spills": 2}, "0 bytes of stack, 2 spills"),
+        ({"shared": (99 << 10) + 16}, "101392 bytes of shared memory of 101376"),
+        ({"arch": "sm_90", "shared": (99 << 10) + 16}, None),
+        ({"failure": "CompilationError: no"}, "CompilationError: no"),
+    ],
+)
+def test_a_kernel_is_shipped_only_without_a_fault(change, why):
+    assert aot.fault(GOOD | change) == why
+
+
+def test_the_summary_has_the_worst_of_each_architecture_and_names_every_fault():
+    records = [
+        GOOD | {"registers": 40},
+        GOOD | {"name": "spilling", "registers": 255, "stack": 16, "shared": 12},
+        {"name": "broken", "arch": "sm_90", "failure": "PTXASError: no"},
+    ]
+    header, ampere, hopper, *faults = aot.summarise(records).splitlines()
+    columns = header.split()
+    first = dict(zip(columns, ampere.split(), strict=True))
+    assert first["arch"] == "sm_89" and first["kernels"] == "2" and first["faults"] == "1"
+    assert (first["registers"], first["stack"], first["shared"]) == ("255", "16", str(99 << 10))
+    assert dict(zip(columns, hopper.split(), strict=True))["failed"] == "1"
+    assert faults == [
+        "sm_89 spilling: 16 bytes of stack, 0 spills",
+        "sm_90 broken: PTXASError: no",
+    ]
+
+
+def test_a_kernel_that_does_not_compile_is_a_record_and_not_the_end():
+    record = aot.build_by_name("hmm_filter", "nonsense", "sm_80", None)
+    assert record == {"name": "nonsense", "arch": "sm_80", "failure": "KeyError: 'nonsense'"}
+
+
+def test_the_new_architectures_compile_and_are_judged():
+    done = run_python(
+        *("-m", "bwt.kernels.aot", "--summary", "--jobs", "1", "--op", "hmm_filter"),
+        *("--arch", "89", "120", "--match", "hmm_filter_starts.chunks.fp32.S2.V4.shared"),
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert [row[:3] for row in rows[1:]] == [["sm_89", "1", "0"], ["sm_120", "1", "0"]]
+
+
+def test_every_architecture_has_launches_of_every_op():
+    for op in aot.ops():
+        for arch in configs.ARCHITECTURES:
+            assert aot.specialisations(op, arch)

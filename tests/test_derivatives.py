@@ -1,0 +1,337 @@
+"""Derivatives beyond the first in reverse mode, and torch.func, for every op in float64.
+
+The oracles are finite differences, and first derivatives in reverse mode, which the tests of each
+op compare with the NumPy reference.
+"""
+
+import itertools
+
+import pytest
+import torch
+from torch import func
+from torch.autograd import forward_ad
+
+from bwt import ops
+
+OUTPUTS = {"attention": ("out", "lse", "weights", "entropy")}
+
+
+def attention(q, k, v, backend="auto"):
+    return ops.attention(q, k, v, capture=("weights", "entropy"), backend=backend)
+
+
+def attention_of_all(q, k, v, backend="auto"):
+    return ops.attention(q, k, v, causal=False, backend=backend)[:2]
+
+
+def self_attention(x, backend="auto"):
+    """One tensor for all: a query is also a key."""
+    return ops.attention(x, x, x, capture=("entropy",), backend=backend).out
+
+
+def gelu(x, backend="auto"):
+    return ops.gelu(x, backend=backend)
+
+
+def rms_norm(x, weight, backend="auto"):
+    return ops.rms_norm(x, weight, epsilon=0.1, backend=backend)
+
+
+def hmm_filter(initial, transition, emission, backend="auto"):
+    """Of logits, as distributions have to stay such; some observations are missing."""
+    y = torch.tensor([[0, 1, 1, 0], [1, -1, 0, 1]])
+    rows = [x.softmax(-1) for x in (initial, transition, emission)]
+    lengths = torch.tensor([4, 3])
+    return ops.hmm_filter(y, *rows, lengths=lengths, backend=backend)
+
+
+def hmm_smooth(initial, transition, emission, backend="auto"):
+    y = torch.tensor([[0, 1, 1, 0], [1, -1, 0, 1]])
+    rows = [x.softmax(-1) for x in (initial, transition, emission)]
+    return ops.hmm_smooth(y, *rows, backend=backend).log_likelihood
+
+
+def bijection_posterior(channel, backend="auto"):
+    keys, values = torch.tensor([[0, 1, 2], [2, 2, 1]]), torch.tensor([[1, 0, 2], [0, 0, 1]])
+    return ops.bijection_posterior(keys, values, 3, channel=channel.softmax(-1), backend=backend)
+
+
+def selective_scan(u, delta, A, B, C, D, backend="auto"):
+    return ops.selective_scan(u, delta, -A.exp(), B, C, D, delta_softplus=True, backend=backend)
+
+
+SIZES = {
+    attention: [(1, 2, 3, 2), (1, 2, 4, 2), (1, 2, 4, 2)],
+    attention_of_all: [(1, 1, 2, 3), (1, 1, 3, 3), (1, 1, 3, 3)],
+    self_attention: [(1, 1, 4, 2)],
+    gelu: [(2, 3)],
+    rms_norm: [(2, 2, 3), (3,)],
+    hmm_filter: [(3,), (3, 3), (2, 3, 2)],
+    hmm_smooth: [(3,), (3, 3), (3, 2)],
+    bijection_posterior: [(3, 3)],
+    selective_scan: [(2, 3, 2), (2, 3, 2), (2, 2), (2, 3, 2), (2, 3, 2), (2,)],
+}
+OPS = pytest.mark.parametrize("op", SIZES, ids=lambda op: op.__name__)
+
+
+def draw(op, *more):
+    return [torch.randn(*more, *size, dtype=torch.float64) for size in SIZES[op]]
+
+
+def together(outputs):
+    return (
+        outputs if isinstance(outputs, torch.Tensor) else torch.cat([x.flatten() for x in outputs])
+    )
+
+
+def loss(op, backend="auto"):
+    """A number of all outputs, none of them alike."""
+
+    def compute(*inputs):
+        flat = together(op(*inputs, backend=backend)).flatten()
+        return (flat * torch.linspace(-1, 2, flat.numel(), dtype=flat.dtype)).sum()
+
+    return compute
+
+
+def gradients(op, inputs):
+    """First derivatives of the native backend in reverse mode."""
+    leaves = [x.detach().clone().requires_grad_() for x in inputs]
+    return torch.autograd.grad(loss(op, "native")(*leaves), leaves)
+
+
+def assert_close(found, expected):
+    found, expected = tuple(found), tuple(expected)
+    assert len(found) == len(expected)
+    for x, y in zip(found, expected, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-10, atol=1e-10)
+
+
+def numbers(inputs):
+    return tuple(range(len(inputs)))
+
+
+@OPS
+def test_second_derivatives_of_the_kernels(op):
+    leaves = [x.requires_grad_() for x in draw(op)]
+
+    def outputs(*inputs):
+        return op(*inputs, backend="native")
+
+    assert torch.autograd.gradgradcheck(outputs, leaves)
+
+
+@OPS
+def test_a_part_of_the_inputs_may_need_gradients(op):
+    inputs = draw(op)
+    inputs[-1].requires_grad_()
+    found = []
+    for backend in ("native", "torch"):
+        value = loss(op, backend)(*inputs)
+        for _ in range(2):
+            (value,) = torch.autograd.grad(value.square().sum(), inputs[-1:], create_graph=True)
+        found.append(value)
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-9)
+
+
+def test_third_derivatives():
+    leaves = [x.requires_grad_() for x in draw(self_attention)]
+    found = []
+    for backend in ("native", "torch"):
+        value = loss(self_attention, backend)(*leaves)
+        for _ in range(3):
+            (value,) = torch.autograd.grad(value.square().sum(), leaves, create_graph=True)
+        found.append(value)
+    torch.testing.assert_close(*found)
+
+
+@OPS
+def test_func_grad_and_jacrev(op):
+    inputs = draw(op)
+    assert_close(func.grad(loss(op), numbers(inputs))(*inputs), gradients(op, inputs))
+    found = func.jacrev(lambda *x: together(op(*x)), numbers(inputs))(*inputs)
+    expected = torch.autograd.functional.jacobian(
+        lambda *x: together(op(*x, backend="native")), tuple(inputs)
+    )
+    assert_close(found, expected)
+
+
+@OPS
+def test_forward_mode(op):
+    inputs, tangents = draw(op), draw(op)
+    slope = sum((g * t).sum() for g, t in zip(gradients(op, inputs), tangents, strict=True))
+    _, found = func.jvp(loss(op), tuple(inputs), tuple(tangents))
+    torch.testing.assert_close(found, slope, rtol=1e-10, atol=1e-10)
+    with forward_ad.dual_level():
+        duals = [forward_ad.make_dual(x, t) for x, t in zip(inputs, tangents, strict=True)]
+        found = forward_ad.unpack_dual(loss(op)(*duals)).tangent
+    torch.testing.assert_close(found, slope, rtol=1e-10, atol=1e-10)
+
+
+@OPS
+def test_hessian(op):
+    """Forward over reverse mode, against reverse over reverse mode of the kernels."""
+    inputs = draw(op)
+    found = func.hessian(loss(op), numbers(inputs))(*inputs)
+    expected = torch.autograd.functional.hessian(loss(op, "native"), tuple(inputs))
+    for x, y in zip(found, expected, strict=True):
+        assert_close(x, y)
+
+
+@OPS
+def test_batched_jacobian(op):
+    """The gradient formulas themselves are batched there."""
+    inputs = tuple(draw(op))
+    native = [
+        torch.autograd.functional.jacobian(
+            lambda *x: together(op(*x, backend="native")), inputs, vectorize=vectorize
+        )
+        for vectorize in (True, False)
+    ]
+    assert_close(*native)
+
+
+def axes_of(inputs):
+    """Each input batched or not, along any axis; all of them at least once."""
+    yield (0,) * len(inputs)
+    yield (-1,) * len(inputs)
+    for i in range(len(inputs)):
+        yield tuple(0 if i == j else None for j in numbers(inputs))
+
+
+@OPS
+def test_vmap(op):
+    """Values by the kernels, and gradients outside."""
+    several, one = draw(op, 3), draw(op)
+    for axes in axes_of(one):
+        inputs = [
+            y if axis is None else x.movedim(0, axis).clone()
+            for x, y, axis in zip(several, one, axes, strict=True)
+        ]
+        leaves = [x.requires_grad_() for x in inputs]
+        batched = func.vmap(lambda *x: together(op(*x, backend="native")), in_dims=axes)
+        expected = torch.stack(
+            [
+                together(
+                    op(
+                        *(
+                            x if axis is None else x.select(axis, i)
+                            for x, axis in zip(leaves, axes, strict=True)
+                        ),
+                        backend="native",
+                    )
+                )
+                for i in range(3)
+            ]
+        )
+        found = batched(*leaves)
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+        weights = torch.randn_like(found)
+        results = [
+            torch.autograd.grad((x * weights).sum(), leaves, create_graph=True)
+            for x in (found, expected)
+        ]
+        assert_close(*results)
+        without_graph = torch.autograd.grad((found * weights).sum(), leaves)
+        assert_close(without_graph, results[1])
+
+
+@OPS
+def test_nested_vmap(op):
+    inputs = draw(op, 2, 3)
+    found = func.vmap(func.vmap(lambda *x: together(op(*x, backend="native"))))(*inputs)
+    for i, j in itertools.product(range(2), range(3)):
+        expected = together(op(*(x[i, j] for x in inputs), backend="native"))
+        torch.testing.assert_close(found[i, j], expected, rtol=1e-10, atol=1e-10)
+
+
+@OPS
+def test_gradients_of_each_sample(op):
+    inputs = draw(op, 3)
+    found = func.vmap(func.grad(loss(op), numbers(inputs)))(*inputs)
+    for i in range(3):
+        assert_close([x[i] for x in found], gradients(op, [x[i] for x in inputs]))
+
+
+@OPS
+@pytest.mark.parametrize("backend", ["native", "reference"])
+def test_a_named_backend_refuses_what_it_cannot(op, backend):
+    inputs = draw(op)
+    name = op.__name__.replace("self_", "").replace("_of_all", "")
+    message = f"^{name}: backend '{backend}' knows no derivatives of forward mode or torch.func; "
+    with pytest.raises(RuntimeError, match=message) as caught:
+        func.grad(loss(op, backend))(*inputs)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(RuntimeError, match=message):
+        func.jvp(loss(op, backend), tuple(inputs), tuple(inputs))
+    with forward_ad.dual_level(), pytest.raises(RuntimeError, match=message):
+        op(*(forward_ad.make_dual(x, x) for x in inputs), backend=backend)
+    if backend == "reference":
+        with pytest.raises(RuntimeError, match="'reference' cannot serve torch.func"):
+            func.vmap(loss(op, backend))(*draw(op, 2))
+
+
+def test_ids_are_batched():
+    """What has no gradient: a noiseless posterior, and smoothing."""
+    keys, values = (
+        torch.tensor([[[0, 1, 2]], [[2, 1, 0]]]),
+        torch.tensor([[[1, 0, 2]], [[1, 2, 0]]]),
+    )
+
+    def posterior(keys, values):
+        return ops.bijection_posterior(keys, values, 3, backend="native")
+
+    found = func.vmap(posterior)(keys, values)
+    assert_close(found, [torch.stack(x) for x in zip(*map(posterior, keys, values), strict=True)])
+    y = torch.tensor([[[0, 1, 1]], [[1, -1, 0]]])
+    rows = [torch.randn(*size).softmax(-1) for size in ((2, 3), (3, 3), (3, 2))]
+
+    def smooth(y, initial):
+        return ops.hmm_smooth(y, initial, *rows[1:], backend="native").smoothed
+
+    found = func.vmap(smooth)(y, rows[0])
+    torch.testing.assert_close(found, torch.stack(list(map(smooth, y, rows[0]))))
+
+
+def test_wrong_values_inside_vmap_are_not_taken():
+    y = torch.tensor([[[0, 5]], [[1, 0]]])
+    rows = [torch.randn(*size).softmax(-1) for size in ((3,), (3, 3), (3, 2))]
+    with pytest.raises(RuntimeError, match="hmm_filter"):
+        func.vmap(lambda y: ops.hmm_filter(y, *rows, backend="native").filtered)(y)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_halves_keep_their_precision_in_forward_mode(dtype):
+    q, k, v = (x.to(dtype) for x in draw(attention))
+    plain = ops.attention(q, k, v, capture=("weights", "entropy"))
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(q, torch.ones_like(q))
+        got = ops.attention(dual, k, v, capture=("weights", "entropy"))
+        for name in OUTPUTS["attention"]:
+            x, y = forward_ad.unpack_dual(getattr(got, name)), getattr(plain, name)
+            assert x.primal.dtype == x.tangent.dtype == y.dtype, name
+            torch.testing.assert_close(x.primal, y)
+
+
+@pytest.mark.parametrize("op", [gelu, rms_norm, self_attention], ids=lambda op: op.__name__)
+def test_derivatives_inside_torch_compile(op):
+    inputs = draw(op)
+    compiled = torch.compile(
+        lambda *x: func.grad(loss(op), numbers(inputs))(*x), backend="aot_eager", fullgraph=True
+    )
+    assert_close(compiled(*inputs), gradients(op, inputs))
+
+
+@pytest.mark.parametrize("op", [gelu, self_attention, hmm_filter], ids=lambda op: op.__name__)
+def test_compiled_code_keeps_to_the_kernels(op):
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph.code)
+        return graph
+
+    inputs = draw(op)
+    compiled = torch.compile(lambda *x: together(op(*x)), backend=backend, fullgraph=True)
+    expected = together(op(*inputs, backend="native"))
+    torch.testing.assert_close(compiled(*inputs), expected, rtol=0, atol=0)
+    assert len(graphs) == 1 and "torch.ops.bwt." in graphs[0]
