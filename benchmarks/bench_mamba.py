@@ -17,9 +17,10 @@ import torch
 from common import Bench, Case, Claim, Provider
 from torch import Tensor, nn
 
-from bwt import models, tasks, train
-from bwt.config import preset_model
-from bwt.optim import Optimizer
+from bwt import models, tasks
+from bwt.runs.presets import preset_model
+from bwt.train.loop import loss_of
+from bwt.train.optim import Optimizer
 
 STEP = "step"
 CHECKED = 2  # sequences compared with the reference
@@ -100,7 +101,7 @@ class Stepper:
     def __call__(self):
         for p in self.model.parameters():
             p.grad = None
-        train.loss_of(self.logits(), self.batch, "sampled").backward()
+        loss_of(self.logits(), self.batch, "sampled").backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         return self.optimizer.step(1.0)
 

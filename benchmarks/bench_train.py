@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import bwt
-from bwt import models, tasks, train
-from bwt.config import preset_model
-from bwt.optim import Optimizer
+from bwt import models, tasks
+from bwt.runs.presets import preset_model
+from bwt.train.loop import loss_of
+from bwt.train.optim import Optimizer
 
 STEP = "step"
 LR, CLIP = 1e-3, 1.0
@@ -88,7 +89,7 @@ class Stepper:
     def gradients(self, batch: tasks.Batch) -> list[Tensor]:
         for p in self.parameters:
             p.grad = None
-        loss = train.loss_of(self.forward(batch), batch, "sampled")
+        loss = loss_of(self.forward(batch), batch, "sampled")
         loss.backward()
         return [loss.detach(), *(p.grad for p in self.parameters)]
 

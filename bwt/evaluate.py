@@ -22,12 +22,14 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bwt.tasks import Batch, Task
 
 METRICS = ("entropy", "entropy_mae", "kl", "tvd", "excess", "leak", "accuracy")
 MEMORY = "memory-"
+SEED = 1_000_003  # apart from the seeds of training data
+BATCH = 256  # sequences at a time
 
 
 class NotProbabilities(ValueError):
@@ -366,3 +368,14 @@ def _plain(value):
     if isinstance(value, list):
         return [_plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def predictor(model: nn.Module) -> Callable[[Batch], Tensor]:
+    """A model as `evaluate` wants it: batch -> log-probabilities [B, P, O]."""
+
+    def predict(batch: Batch) -> Tensor:
+        with torch.inference_mode():
+            logits = model(batch.tokens, batch.features, batch.positions)
+            return logits.float().log_softmax(-1)
+
+    return predict

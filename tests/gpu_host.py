@@ -17,8 +17,9 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from bwt import models, train
+from bwt import models
 from bwt.ops import _library
+from bwt.train import loop
 
 CUDA = torch.device("cuda", 0)
 
@@ -183,7 +184,7 @@ def on_the_device():
         patch.setattr(torch.Tensor, "backward", backward)
         # A fake module cannot be moved: it is made where it belongs.
         patch.setattr(torch.nn.Module, "to", lambda self, device: self)
-        patch.setattr(train, "build_model", _build_on_the_device)
+        patch.setattr(loop, "build_model", _build_on_the_device)
         yield stack.enter_context(FakeTensorMode())
 
 

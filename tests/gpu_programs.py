@@ -15,8 +15,10 @@ from nvcc import ROOT
 from safetensors.torch import load_file
 from tolerances import attention_error, scan_error
 
-from bwt import distributed, ops, reference, rundir, train
-from bwt.config import TrainConfig
+from bwt import ops, reference, train
+from bwt.runs.config import TrainConfig
+from bwt.runs.directory import RunDirectory
+from bwt.train import distributed
 
 SMALL = TrainConfig(
     task="bijection",
@@ -134,7 +136,7 @@ def graph_replays(device):
 
 
 def draw_batches(config, count):
-    made = train.Trainer(config, rundir.RunDirectory("."), torch.device("cpu"), print, True)
+    made = train.Trainer(config, RunDirectory("."), torch.device("cpu"), print, True)
     return [made.sample() for _ in range(count)]
 
 
@@ -144,7 +146,7 @@ def moved(batch, device):
 
 def three_steps(config, device, batches, perturbation=0.0):
     """(losses, weights) of three updates on given data."""
-    made = train.Trainer(config, rundir.RunDirectory("."), torch.device(device), print, True)
+    made = train.Trainer(config, RunDirectory("."), torch.device(device), print, True)
     generator = torch.Generator().manual_seed(11)
     with torch.no_grad():
         for p in made.parameters:
@@ -236,7 +238,7 @@ def processes_agree(device, count, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["step"] == 8
-    many = rundir.RunDirectory.open(tmp_path / "many")
+    many = RunDirectory.open(tmp_path / "many")
     config = dataclasses.replace(TrainConfig.from_json(many.read_config()), batch_size=16)
     streams = [distributed.stream(config.seed, rank, torch.device(device)) for rank in range(count)]
 

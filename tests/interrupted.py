@@ -5,8 +5,9 @@ import os
 import signal
 import sys
 
-from bwt import distributed, train
+from bwt import train
 from bwt.cli import main
+from bwt.train import distributed
 
 rank, step = map(int, sys.argv[1:3])
 update = train.Trainer.update

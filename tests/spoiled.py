@@ -6,8 +6,9 @@ import sys
 
 import torch
 
-from bwt import distributed, train
+from bwt import train
 from bwt.cli import main
+from bwt.train import distributed
 
 rank, step = map(int, sys.argv[1:3])
 update = train.Trainer.update

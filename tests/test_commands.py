@@ -8,7 +8,7 @@ from bwt.kernels import configs
 from nvcc import ROOT
 
 from bwt.cli import main
-from bwt.commands import bench, kernels
+from bwt.cli.commands import bench, kernels
 from bwt.ops import _dispatch
 
 

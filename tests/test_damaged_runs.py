@@ -11,10 +11,12 @@ import signal
 import pytest
 import torch
 
-from bwt import rundir, train
+from bwt import train
 from bwt.cli import main
-from bwt.config import TrainConfig
-from bwt.rundir import RunDirectory, RunError
+from bwt.runs.checkpoints import read_tensors, write_tensors
+from bwt.runs.config import TrainConfig
+from bwt.runs.directory import RunDirectory
+from bwt.runs.files import RunError, write_atomically
 
 CONFIG = TrainConfig(
     task="bijection",
@@ -111,7 +113,7 @@ def test_all_is_well_with_an_undamaged_run(run, capsys):
 
 def test_any_flipped_bit_of_a_checkpoint_is_noticed(run):
     path = run / f"{LAST}.safetensors"
-    whole, before = path.read_bytes(), rundir.read_tensors(path)
+    whole, before = path.read_bytes(), read_tensors(path)
     header = 8 + int.from_bytes(whole[:8], "little")
     # Every byte of the header, and some of the numbers.
     for place in [*range(header), *range(header, len(whole), 97)]:
@@ -120,7 +122,7 @@ def test_any_flipped_bit_of_a_checkpoint_is_noticed(run):
         path.write_bytes(damaged)
         # Of the header only what says nothing about the tensors may be left unnoticed.
         try:
-            after = rundir.read_tensors(path)
+            after = read_tensors(path)
         except RunError as error:
             assert "is corrupt or truncated" in str(error) and "\n" not in str(error)
         else:
@@ -248,11 +250,11 @@ def test_temporary_files_of_the_dead_are_removed_and_those_of_the_living_are_not
         assert temporary.exists()
         temporary.write_text("{}")
 
-    rundir.write_atomically(run / "geometry.json", write)
+    write_atomically(run / "geometry.json", write)
     kept[-1] = run / "geometry.json"
     assert not any(path.exists() for path in left) and all(path.exists() for path in kept)
 
 
 def test_a_state_of_another_run_is_refused(run, capsys):
-    rundir.write_tensors(run / f"{LAST}.state.safetensors", {"x/y": torch.zeros(2)}, {})
+    write_tensors(run / f"{LAST}.state.safetensors", {"x/y": torch.zeros(2)}, {})
     assert "is not the state of this run" in answer("resume", run, capsys)

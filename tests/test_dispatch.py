@@ -10,9 +10,9 @@ import torch
 from bwt.kernels import configs
 
 import bwt
-from bwt import env
-from bwt.commands import kernels
+from bwt.cli.commands import kernels
 from bwt.ops import _dispatch, _library
+from bwt.runs import environment
 
 CUDA = torch.device("cuda", 0)
 TRITON_OPS = ("attention", "hmm_filter", "hmm_smooth", "selective_scan")
@@ -154,7 +154,7 @@ def test_later_architectures_share_the_entries_made_for_little_shared_memory():
 
 def test_env_says_what_auto_does(gpu):
     gpu((8, 9), cuda_fault="bwt._C_cuda is not built; do this")
-    report = env.collect()
+    report = environment.collect()
     rows = report["ops"]["bijection_posterior"]
     assert rows["cuda"] == {
         "usable": False,
@@ -164,7 +164,7 @@ def test_env_says_what_auto_does(gpu):
     assert rows["torch"]["automatic_for"] == "cuda"
     assert report["ops"]["attention"]["triton"]["automatic_for"] == "cuda"
     assert report["ops"]["gelu"]["torch"]["automatic_for"] == "cuda"
-    assert "CUDA: Pretended (sm_89)" in env.render(report)
+    assert "CUDA: Pretended (sm_89)" in environment.render(report)
 
 
 def test_a_compiled_call_may_ask_for_the_gpu_and_warn(monkeypatch):

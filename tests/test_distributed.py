@@ -12,8 +12,12 @@ import torch
 from nvcc import ROOT
 from same_runs import losses, same_files
 
-from bwt import distributed, rundir, train
-from bwt.config import TrainConfig
+from bwt import train
+from bwt.runs.checkpoints import load_state
+from bwt.runs.config import TrainConfig
+from bwt.runs.directory import RunDirectory
+from bwt.runs.files import RunError
+from bwt.train import distributed
 
 
 def torchrun(folder, *words):
@@ -36,7 +40,7 @@ def two(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
     done = torchrun(folder, "-m", "bwt", *TWO, "--out", "run")
     assert done.returncode == 0, done.stderr
-    return rundir.RunDirectory.open(folder / "run"), done.stdout
+    return RunDirectory.open(folder / "run"), done.stdout
 
 
 def test_two_processes_equal_one_that_draws_from_both_streams(two, tmp_path, monkeypatch):
@@ -64,11 +68,11 @@ def test_two_processes_stop_together_and_resume_without_a_difference(two, tmp_pa
     whole, _ = two
     words = [Path(__file__).parent / "interrupted.py", 1, 4, *TWO, "--out", "run"]
     assert torchrun(tmp_path, *words).returncode != 0
-    run = rundir.RunDirectory.open(tmp_path / "run")
-    step, state = run.load_state()
+    run = RunDirectory.open(tmp_path / "run")
+    step, state = load_state(run)
     assert step == 6  # asked for after step 4: told in step 5, heard of in step 6
     assert len(state["generator"]) == 2 and not torch.equal(*state["generator"])
-    with pytest.raises(rundir.RunError, match=r"data for 2 process\(es\) and there are 1"):
+    with pytest.raises(RunError, match=r"data for 2 process\(es\) and there are 1"):
         train.resume(run.path)
     second = torchrun(tmp_path, "-m", "bwt", "train", "--resume", "run")
     assert second.returncode == 0, second.stderr
@@ -80,7 +84,7 @@ def test_two_processes_diverge_together(tmp_path):
     words = [Path(__file__).parent / "spoiled.py", 1, 5, *TWO, "--out", "run"]
     done = torchrun(tmp_path, *words)
     assert done.returncode != 0 and done.stderr.count("bwt: run diverged at step 5") == 1
-    run = rundir.RunDirectory.open(tmp_path / "run")
+    run = RunDirectory.open(tmp_path / "run")
     assert run.divergence["step"] == 5 and "the loss is nan" in run.divergence["message"]
     assert run.last_step() is None or run.last_step() < 5
 

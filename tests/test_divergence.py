@@ -9,12 +9,17 @@ import pytest
 import torch
 from inline import Inline
 
-from bwt import divergence, train
+from bwt import train
 from bwt.cli import main
-from bwt.config import TrainConfig
-from bwt.divergence import HOPELESS, PATIENCE, Watch
-from bwt.rundir import RunDirectory, RunError
-from bwt.sweep import Sweep, make_cell, status_line
+from bwt.cli.commands.train import DIVERGED
+from bwt.runs.checkpoints import load_state, load_weights
+from bwt.runs.config import TrainConfig
+from bwt.runs.directory import RunDirectory
+from bwt.runs.files import RunError
+from bwt.sweep.cells import make_cell
+from bwt.sweep.sweep import Sweep, status_line
+from bwt.train import divergence, loop
+from bwt.train.divergence import HOPELESS, PATIENCE, Watch
 
 CONFIG = TrainConfig(
     task="bijection",
@@ -57,8 +62,8 @@ def impatient(monkeypatch):
 @pytest.fixture
 def rarely_looked_at(monkeypatch):
     """As on a GPU: every 8 steps, and where there is a checkpoint."""
-    monkeypatch.setattr(train, "LOG_POINTS", 1)
-    monkeypatch.setattr(train, "Watch", lambda outcomes, every: Watch(outcomes, 8))
+    monkeypatch.setattr(loop, "LOG_POINTS", 1)
+    monkeypatch.setattr(loop, "Watch", lambda outcomes, every: Watch(outcomes, 8))
 
 
 def make_weights_nan(trainer):
@@ -74,8 +79,8 @@ def test_the_first_bad_step_is_named_and_the_last_checkpoint_kept(tmp_path, monk
     assert str(result.divergence) == "diverged at step 23: the loss is nan"
     run = RunDirectory.open(tmp_path / "run")
     assert run.last_step() == result.divergence.checkpoint < 23
-    assert run.load_state()[0] == run.last_step()
-    assert all(x.isfinite().all() for x in run.load_weights().values())
+    assert load_state(run)[0] == run.last_step()
+    assert all(x.isfinite().all() for x in load_weights(run).values())
     assert max(row["step"] for row in strict(run.path / "metrics.jsonl")) < 23
     assert not (run.path / "evaluation.json").exists()
 
@@ -124,7 +129,7 @@ def test_what_is_hopeless():
 def test_a_hopeless_run_stops_long_before_its_end(tmp_path, capsys, impatient):
     out = str(tmp_path / "run")
     words = ["train", "bijection", *FLAGS, "--lr", "1e6", "--steps", "100000", "--out", out]
-    assert main(words) == train.DIVERGED
+    assert main(words) == DIVERGED
     captured = capsys.readouterr()
     assert captured.err.count("\n") == 1 and "diverged at step" in captured.err
     assert "try a lower --lr" in captured.err and "--resume" not in captured.out + captured.err
@@ -143,7 +148,7 @@ def test_as_json(tmp_path, monkeypatch, capsys):
     spoil_at(3, monkeypatch, make_weights_nan)
     out = str(tmp_path / "run")
     words = ["train", "bijection", *FLAGS, "--steps", "40", "--out", out, "--json"]
-    assert main(words) == train.DIVERGED
+    assert main(words) == DIVERGED
     document = json.loads(capsys.readouterr().out)
     assert document["diverged"]["step"] == 3 and document["diverged"]["checkpoint"] is None
 
@@ -197,7 +202,7 @@ def test_weights_that_the_loss_has_not_shown_yet_are_not_saved(tmp_path, monkeyp
             with torch.no_grad():
                 self.parts[0].param_groups[0]["params"][0].view(-1)[0] = math.inf
 
-    monkeypatch.setattr(train.Optimizer, "step", patched)
+    monkeypatch.setattr(loop.Optimizer, "step", patched)
     result = train.train(CONFIG, tmp_path / "run")
     assert result.divergence.step == step and "finite" in result.divergence.message
     assert result.run.last_step() == 10
@@ -233,7 +238,7 @@ def test_a_sweep_counts_it_apart_and_goes_on(tmp_path, impatient):
 
 
 def test_a_sweep_with_a_diverged_cell_ends_well(tmp_path, capsys, monkeypatch, impatient):
-    monkeypatch.setattr("bwt.commands.sweep.workers", lambda arguments: Inline())
+    monkeypatch.setattr("bwt.cli.commands.sweep.workers", lambda arguments: Inline())
     words = ["sweep", "bijection", "--model", "mlp", *FLAGS, "--steps", "12", "--out"]
     assert main([*words, str(tmp_path), "--lr", "1e5", "0.001"]) == 0
     text = capsys.readouterr().out

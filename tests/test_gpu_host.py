@@ -10,13 +10,16 @@ import pytest
 import torch
 from gpu_host import pretend
 
-from bwt import distributed, tasks, train
+from bwt import tasks, train
 from bwt.cli import main
-from bwt.commands.train import default_preset
-from bwt.config import TrainConfig
+from bwt.cli.presets import default_preset
 from bwt.ops import _library
-from bwt.rundir import RunDirectory
-from bwt.sweep import Processes
+from bwt.runs.config import TrainConfig
+from bwt.runs.device import local_device
+from bwt.runs.directory import RunDirectory
+from bwt.runs.loading import build_model
+from bwt.sweep.processes import Processes
+from bwt.train import distributed
 
 NOT_BUILT = "bwt._C_cuda is not built; build it with `make build`"
 TINY = ["--steps", "2", "--evaluations", "1", "--eval-sequences", "8", "--num-symbols", "4"]
@@ -101,7 +104,7 @@ def test_default_preset(monkeypatch):
 )
 def test_train_says_which_preset_it_takes_and_why(words, opening, gpus, work, capsys, monkeypatch):
     # The steps themselves are taken on the CPU.
-    monkeypatch.setattr(distributed, "local_device", lambda name: torch.device("cpu"))
+    monkeypatch.setattr("bwt.train.run.local_device", lambda name: torch.device("cpu"))
     assert main(["train", "bijection", "--out", "run", *TINY, *words]) == 0
     first, second = capsys.readouterr().out.splitlines()[:2]
     assert first.startswith(opening) and second.startswith("Each sequence draws one of 4!")
@@ -143,7 +146,7 @@ def test_every_process_takes_its_own_device(count, variables, name, device, monk
     pretend(monkeypatch, count)
     for variable, value in variables.items():
         monkeypatch.setenv(variable, value)
-    chosen = distributed.local_device(name)
+    chosen = local_device(name)
     assert chosen == torch.device(device)
     # Kernels are launched on the current device.
     assert chosen.type == "cpu" or torch.cuda.current_device() == chosen.index
@@ -163,7 +166,7 @@ def test_a_process_without_a_device_is_told_in_one_line(count, rank, name, compl
     monkeypatch.setenv("LOCAL_RANK", str(rank))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     with pytest.raises(ValueError) as caught:
-        distributed.local_device(name)
+        local_device(name)
     assert complaint in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -184,7 +187,7 @@ def test_the_group_is_bound_to_the_device_of_the_process(device, monkeypatch):
 
 
 def test_only_the_first_process_speaks(gpus, work, capsys, monkeypatch):
-    monkeypatch.setattr(distributed, "local_device", lambda name: torch.device("cpu"))
+    monkeypatch.setattr("bwt.train.run.local_device", lambda name: torch.device("cpu"))
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert main(["train", "bijection", "--out", "run", *TINY]) == 0
@@ -200,7 +203,7 @@ def test_building_a_model_touches_no_gpu(gpus, monkeypatch):
     config = TrainConfig(task="bijection", model_options=dict(layers=1, width=8))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        train.build_model(config, tasks.get("bijection"))
+        build_model(config, tasks.get("bijection"))
 
 
 @pytest.mark.parametrize(
@@ -252,7 +255,7 @@ def test_a_cell_of_a_sweep_sees_its_own_gpu(monkeypatch, tmp_path):
     ],
 )
 def test_sweep_says_which_preset_it_takes(words, opening, gpus, work, capsys, monkeypatch):
-    monkeypatch.setattr("bwt.sweep.Sweep.run", lambda self: self.outcomes)
+    monkeypatch.setattr("bwt.sweep.sweep.Sweep.run", lambda self: self.outcomes)
     assert main(["sweep", "bijection", "--seed", "0", "1", "--out", "out", *words]) == 0
     assert capsys.readouterr().out.startswith(opening)
 
@@ -260,7 +263,7 @@ def test_sweep_says_which_preset_it_takes(words, opening, gpus, work, capsys, mo
 def test_a_run_of_a_gpu_host_is_read_by_others(gpus, work, capsys, monkeypatch):
     """What is recorded of the machine names its GPUs, and another machine evaluates the run."""
     with monkeypatch.context() as patch:
-        patch.setattr(distributed, "local_device", lambda name: torch.device("cpu"))
+        patch.setattr("bwt.train.run.local_device", lambda name: torch.device("cpu"))
         assert main(["train", "bijection", "--out", "run", "--json", *TINY]) == 0
     saved = json.loads((work / "run/environment.json").read_text())
     assert saved["machine"]["cuda_devices"] == ["NVIDIA A100 (sm_80)"] * gpus

@@ -10,9 +10,10 @@ import torch._inductor.config
 from same_runs import same_files
 from tolerances import training_error
 
-from bwt import rundir, train
+from bwt import train
 from bwt.cli import main
-from bwt.config import TrainConfig
+from bwt.runs.config import TrainConfig
+from bwt.runs.directory import RunDirectory
 
 pytestmark = pytest.mark.gpu
 
@@ -66,7 +67,7 @@ class OnTheSameData(train.Trainer):
 
 def updates(config: TrainConfig, device: str, folder):
     """Losses of the updates, and the gradients of the first."""
-    run = rundir.RunDirectory.create(folder)
+    run = RunDirectory.create(folder)
     trainer = OnTheSameData(config, run, torch.device(device), lambda text: None)
     trainer.source = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -110,7 +111,7 @@ def test_updates_agree_with_the_cpu(task, model, targets, tmp_path):
 def test_a_step_neither_waits_nor_feeds(task, targets, tmp_path, emulated_device):
     """Counted below torch's dispatcher, so inside the launchers of our kernels as well."""
     config = configuration(task, "transformer", targets=targets)
-    run = rundir.RunDirectory.create(tmp_path / "run")
+    run = RunDirectory.create(tmp_path / "run")
     trainer = train.Trainer(config, run, torch.device("cuda"), lambda text: None)
     trainer.update(False)  # makes what is made once
     before = emulated_device.counts()
@@ -139,7 +140,7 @@ def test_the_command_trains_on_the_gpu_and_resumes_bit_for_bit(tmp_path, capsys,
         stopped = main(["train", "bijection", *options, "--out", str(tmp_path / "parts")])
     assert stopped == 128 + signal.SIGTERM
     assert main(["train", "--resume", str(tmp_path / "parts")]) == 0
-    whole, parts = (rundir.RunDirectory(tmp_path / name) for name in ("whole", "parts"))
+    whole, parts = (RunDirectory(tmp_path / name) for name in ("whole", "parts"))
     for step in set(parts.steps()) - set(whole.steps()):  # the stop left one more
         parts.weights_path(step).unlink()
     same_files(whole, parts)

@@ -9,7 +9,8 @@ import pytest
 from nvcc import ROOT
 
 from bwt.cli import main
-from bwt.rundir import RunDirectory, RunError
+from bwt.runs.directory import RunDirectory
+from bwt.runs.files import RunError
 
 TRAIN = ["train", "bijection", "--preset", "quick", "--device", "cpu", "--num-symbols", "4"]
 TRAIN += ["--threads", "1", "--batch-size", "4", "--eval-sequences", "16"]

@@ -9,8 +9,9 @@ import torch
 from gpu_host import CUDA, Watch, backward, on_the_device
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from bwt import distributed, models, tasks, train
-from bwt.config import TrainConfig
+from bwt import models, tasks, train
+from bwt.runs.config import TrainConfig
+from bwt.train import distributed
 
 HMM = dict(num_states=3, num_symbols=3, length=3, floor=0.05, stickiness=0.2)
 RECALL = dict(num_pairs=4, num_queries=2, num_keys=8, num_values=8)

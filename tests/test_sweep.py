@@ -14,8 +14,12 @@ from nvcc import ROOT
 
 from bwt import train
 from bwt.cli import main
-from bwt.rundir import RunDirectory, RunError, read_json
-from bwt.sweep import Processes, Sweep, grid, make_cell, status_line
+from bwt.runs.checkpoints import load_weights
+from bwt.runs.directory import RunDirectory
+from bwt.runs.files import RunError, read_json
+from bwt.sweep.cells import grid, make_cell
+from bwt.sweep.processes import Processes
+from bwt.sweep.sweep import Sweep, status_line
 
 TINY = {"num_symbols": 4, "steps": 4, "evaluations": 2, "eval_sequences": 16, "batch_size": 4}
 
@@ -74,7 +78,7 @@ def test_a_cell_that_leaves_no_result_has_failed(tmp_path):
 def test_a_cell_cut_short_goes_on_from_its_checkpoint(tmp_path):
     (cell,) = cells(tmp_path, seeds=(0,), steps=30, evaluations=3)
     config = cell.config
-    alone = train.train(config, tmp_path / "alone").run.load_weights()
+    alone = load_weights(train.train(config, tmp_path / "alone").run)
     run = train.train(config, cell.path).run
     # As if it had died after its second checkpoint, in the middle of a line.
     trainer = train.Trainer(config, run, torch.device("cpu"), print, True)
@@ -88,7 +92,7 @@ def test_a_cell_cut_short_goes_on_from_its_checkpoint(tmp_path):
     sweep = Sweep(tmp_path, [cell], Inline())
     assert sweep.run()[0].status == "finished"
     assert "at step 17" in sweep.log(cell).read_text()
-    for name, weights in RunDirectory(cell.path).load_weights().items():
+    for name, weights in load_weights(RunDirectory(cell.path)).items():
         assert torch.equal(weights, alone[name])
 
 
@@ -183,7 +187,7 @@ def test_ctrl_c_saves_all_cells_and_the_same_command_continues(tmp_path, capsys)
 
 
 def test_an_option_of_one_model_leaves_the_others_as_they_are(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("bwt.commands.sweep.workers", lambda arguments: Inline())
+    monkeypatch.setattr("bwt.cli.commands.sweep.workers", lambda arguments: Inline())
     words = ["sweep", "bijection", "--model", "transformer", "mlp", "--heads", "1", "2"]
     assert main([*words, "--tied", "false", "--steps", "2", *FLAGS, "--out", str(tmp_path)]) == 0
     text = capsys.readouterr().out

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from bwt import train
-from bwt.rundir import RunDirectory
-from bwt.sweep import Sweep, make_cell
+from bwt.runs.checkpoints import load_weights
+from bwt.runs.directory import RunDirectory
+from bwt.sweep.cells import make_cell
+from bwt.sweep.sweep import Sweep
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'bwt[ray]'")
 
@@ -39,7 +41,7 @@ def kill_worker(cell, log):
 
 
 def test_a_cell_survives_the_death_of_its_worker(cluster, tmp_path):
-    from bwt.sweep_ray import RayTasks
+    from bwt.sweep.ray import RayTasks
 
     cells = [
         make_cell(tmp_path, "quick", "bijection", "transformer", seed=seed, **FIELDS)
@@ -56,13 +58,13 @@ def test_a_cell_survives_the_death_of_its_worker(cluster, tmp_path):
     assert len(set(re.findall(r"process (\d+)", text))) == 2
     (step,) = re.findall(r"resuming .* at step (\d+)", text)
     assert 0 < int(step) < FIELDS["steps"]
-    alone = train.train(cells[0].config, tmp_path / "alone").run.load_weights()
-    for name, weights in RunDirectory(cells[0].path).load_weights().items():
+    alone = load_weights(train.train(cells[0].config, tmp_path / "alone").run)
+    for name, weights in load_weights(RunDirectory(cells[0].path)).items():
         assert torch.equal(weights, alone[name])
 
 
 def test_no_cluster_is_one_line():
-    from bwt.sweep_ray import RayTasks
+    from bwt.sweep.ray import RayTasks
 
     with pytest.raises(ValueError, match="no cluster answers at 127.0.0.1:1"):
         RayTasks("127.0.0.1:1")

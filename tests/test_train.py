@@ -10,11 +10,17 @@ import pytest
 import torch
 from same_runs import same_files
 
-from bwt import models, rundir, tasks, train
-from bwt.config import TrainConfig, resolve
-from bwt.optim import Muon, Optimizer, orthogonalise
+from bwt import models, tasks, train
 from bwt.progress import Progress
-from bwt.schedule import log_spaced, lr_factor
+from bwt.runs.checkpoints import load_state, load_weights, write_tensors
+from bwt.runs.config import TrainConfig
+from bwt.runs.directory import RunDirectory
+from bwt.runs.files import RunError, read_json, write_json
+from bwt.runs.loading import build_model
+from bwt.runs.presets import resolve
+from bwt.train import loop
+from bwt.train.optim import Muon, Optimizer, orthogonalise
+from bwt.train.schedule import log_spaced, lr_factor
 
 SMALL = TrainConfig(
     task="bijection",
@@ -104,8 +110,8 @@ def test_learns(name, tmp_path):
     result = train.train(config, tmp_path / "run")
     rows = result.run.read_metrics()
     uniform = sum(torch.log2(torch.tensor(4 / n)).item() for n in (4, 3, 2)) / 3
-    assert train.means(result.evaluation)["kl"] < 0.2 * uniform
-    assert rows[-1]["evaluation"] == train.means(result.evaluation)
+    assert loop.means(result.evaluation)["kl"] < 0.2 * uniform
+    assert rows[-1]["evaluation"] == loop.means(result.evaluation)
     assert abs(rows[-1]["excess"]) < 0.2 < rows[0]["excess"]
 
 
@@ -113,7 +119,7 @@ def test_the_averaged_weights_are_the_ones_saved_and_evaluated(tmp_path):
     config = dataclasses.replace(SMALL, average=0.5)
     trainer = train.Trainer(
         config,
-        rundir.RunDirectory.create(tmp_path / "run"),
+        RunDirectory.create(tmp_path / "run"),
         torch.device("cpu"),
         lambda text: None,
     )
@@ -122,7 +128,7 @@ def test_the_averaged_weights_are_the_ones_saved_and_evaluated(tmp_path):
         trainer.update(False)
         seen.append([p.detach().clone() for p in trainer.parameters])
     trainer.save()
-    saved = trainer.run.load_weights(12)
+    saved = load_weights(trainer.run, 12)
     names = [name for name, _ in trainer.model.named_parameters()]
     for i, name in enumerate(names):
         want = torch.stack([weights[i] for weights in seen[6:]]).double().mean(0)
@@ -136,8 +142,8 @@ def test_a_run_of_before_with_one_flat_generator_can_be_resumed(tmp_path, monkey
     with monkeypatch.context() as patch:
         interrupt_at(5, lambda: os.kill(os.getpid(), signal.SIGTERM), patch)
         run = train.train(SMALL, tmp_path / "parts").run
-    step, state = run.load_state()
-    rundir.write_tensors(run.state_path(step), {**state, "generator": state["generator"][0]}, {})
+    step, state = load_state(run)
+    write_tensors(run.state_path(step), {**state, "generator": state["generator"][0]}, {})
     train.resume(run.path)
     if step not in whole.steps():
         run.weights_path(step).unlink()
@@ -147,7 +153,7 @@ def test_a_run_of_before_with_one_flat_generator_can_be_resumed(tmp_path, monkey
 def test_a_model_is_the_same_wherever_it_is_built_and_leaves_the_generators_alone():
     before = torch.get_rng_state()
     task = tasks.get("bijection", num_symbols=4)
-    one, two = (train.build_model(SMALL, task).state_dict() for _ in range(2))
+    one, two = (build_model(SMALL, task).state_dict() for _ in range(2))
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -270,13 +276,13 @@ def copy(source, target):
             copied = target / path.relative_to(source)
             copied.parent.mkdir(parents=True, exist_ok=True)
             copied.write_bytes(path.read_bytes())
-    return rundir.RunDirectory(target)
+    return RunDirectory(target)
 
 
 def test_load(finished):
     task, model, config = train.load(finished)
     assert (task, config) == (tasks.get("bijection", num_symbols=4), SMALL)
-    weights = rundir.RunDirectory(finished).load_weights()
+    weights = load_weights(RunDirectory(finished))
     assert all(torch.equal(p, weights[name]) for name, p in model.named_parameters())
     with pytest.raises(ValueError, match="has no checkpoint of step 3"):
         train.load(finished, 3)
@@ -291,7 +297,7 @@ def test_a_damaged_file_is_answered_in_one_line(cut, finished, tmp_path):
             {"half": data[: len(data) // 2], "empty": b"", "garbage": b"\x80" * 99}[cut]
         )
     for read in (lambda: train.load(run.path), lambda: train.resume(run.path)):
-        with pytest.raises(rundir.RunError, match="is corrupt or truncated") as caught:
+        with pytest.raises(RunError, match="is corrupt or truncated") as caught:
             read()
         assert "\n" not in str(caught.value)
 
@@ -300,8 +306,8 @@ def test_weights_of_another_model_are_refused(finished, tmp_path):
     run = copy(finished, tmp_path / "run")
     config = run.read_config()
     config["model_options"]["width"] = 32
-    rundir.write_json(run.path / "config.json", config)
-    with pytest.raises(rundir.RunError, match="do not fit its config") as caught:
+    write_json(run.path / "config.json", config)
+    with pytest.raises(RunError, match="do not fit its config") as caught:
         train.load(run.path)
     assert "\n" not in str(caught.value)
 
@@ -319,20 +325,20 @@ def test_no_run_there(tmp_path, finished):
 def test_state_is_kept_beside_the_last_checkpoint_only(finished):
     states = [path.name for path in (finished / "checkpoints").glob("*.state.*")]
     assert states == ["step_00000012.state.safetensors"]
-    assert len(rundir.RunDirectory(finished).steps()) >= 2
+    assert len(RunDirectory(finished).steps()) >= 2
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "x.json"
-    rundir.write_json(path, 1)
+    write_json(path, 1)
 
     def fail(source, target):
         raise OSError("disk full")
 
     monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(OSError, match="disk full"):
-        rundir.write_json(path, 2)
-    assert rundir.read_json(path) == 1 and list(tmp_path.iterdir()) == [path]
+        write_json(path, 2)
+    assert read_json(path) == 1 and list(tmp_path.iterdir()) == [path]
 
 
 def test_equal_size_for_other_models():

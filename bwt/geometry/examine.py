@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from bwt import distributed, train
+from bwt import train
 from bwt.geometry.ablation import MODES, ablate_parts, units
 from bwt.geometry.attention import attention
 from bwt.geometry.causal import interchange, removal
@@ -22,7 +22,11 @@ from bwt.geometry.probes import probes
 from bwt.geometry.subject import SEED, Subject, blocks, has_attention
 from bwt.options import check_sequences
 from bwt.progress import Progress
-from bwt.rundir import RunDirectory, read_object, write_atomically
+from bwt.runs import checkpoints
+from bwt.runs.device import local_device
+from bwt.runs.directory import RunDirectory
+from bwt.runs.files import read_object, write_atomically
+from bwt.runs.loading import build_model
 
 SEQUENCES = 512
 DIGITS = 5
@@ -37,7 +41,7 @@ def examine(
     quiet: bool = False,
 ) -> dict[str, Any]:
     """All diagnostics that need no change of the model; returns what geometry.json now holds."""
-    where = distributed.local_device(device)
+    where = local_device(device)
     subject, untrained, load = _open(path, sequences, seed, where)
     run = RunDirectory(path)
     steps = [0, *run.steps()]
@@ -80,7 +84,7 @@ def ablate(
     Raises:
         ValueError: the model has no blocks to take out.
     """
-    subject, _, _ = _open(path, sequences, seed, distributed.local_device(device))
+    subject, _, _ = _open(path, sequences, seed, local_device(device))
     if not blocks(subject.model):
         raise ValueError(f"{path}: its model is not made of blocks, there is nothing to ablate")
     parts, layers = len(list(units(subject.model))), len(blocks(subject.model))
@@ -102,14 +106,14 @@ def _open(path, sequences: int, seed: int, device):
         raise ValueError(f"needs at least 16 sequences (for probes and errors), got {sequences}")
     check_sequences("geometry and ablate", sequences)
     task, model, config = train.load(path, None, device)
-    initial = train.build_model(config, task).to(device).eval()
+    initial = build_model(config, task).to(device).eval()
     run = RunDirectory(path)
-    scratch = train.build_model(config, task).to(device).eval()
+    scratch = build_model(config, task).to(device).eval()
 
     def load(step: int) -> nn.Module:
         if step == 0:
             return initial
-        run.fill(scratch, run.load_weights(step, device))
+        checkpoints.fill(run, scratch, checkpoints.load_weights(run, step, device))
         return scratch
 
     subject = Subject.draw(task, model, sequences, seed=seed, device=device)

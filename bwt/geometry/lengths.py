@@ -2,9 +2,8 @@
 
 from torch import nn
 
-from bwt.evaluate import evaluate
+from bwt.evaluate import evaluate, predictor
 from bwt.tasks import Task
-from bwt.train import predictor
 
 STRETCH = 2.5  # the paper: trained on 20, tested on 50
 

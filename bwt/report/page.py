@@ -12,7 +12,7 @@ from bwt.report.compare import comparison, describe, overlays
 from bwt.report.overview import overview
 from bwt.report.reading import Run, read
 from bwt.report.style import FIGURE_STYLE, PAGE_STYLE
-from bwt.rundir import RunError, write_atomically
+from bwt.runs.files import RunError, write_atomically
 
 # Section of geometry.json -> its cards, in the order of the page.
 INSIDE = {

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bwt.rundir import RunDirectory, RunError, read_object
+from bwt.runs.directory import RunDirectory
+from bwt.runs.files import RunError, read_object
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from bwt import models, tasks, train
-from bwt.config import TrainConfig
 from bwt.reproduce import plan
-from bwt.rundir import RunDirectory
+from bwt.runs.config import TrainConfig
+from bwt.runs.directory import RunDirectory
 
 START = 6.0  # seconds until a process trains: imports, building
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from bwt.rundir import read_json
+from bwt.runs.files import read_json
 
 
 def summary(run: Path) -> dict[str, float]:

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bwt import models
-from bwt.cli import COMMANDS
-from bwt.config import TrainConfig, preset
 from bwt.reproduce import page, results
-from bwt.rundir import read_json, write_atomically, write_json
-from bwt.sweep import Cell, Command, Outcome, Sweep, make_cell, scores
+from bwt.runs.config import TrainConfig
+from bwt.runs.files import read_json, write_atomically, write_json
+from bwt.runs.presets import preset
+from bwt.sweep.cells import Cell, Command, make_cell, scores
+from bwt.sweep.sweep import Outcome, Sweep
 
 TASKS = ("bijection", "hmm", "recall")
 # Row of the tables -> (model, options). It matters what an MLP may see, so there are two.
@@ -121,20 +121,6 @@ def wanted(only: str | None) -> list[tuple[str, str]]:
     return pairs
 
 
-def missing() -> list[str]:
-    """What this version of bwt lacks for all the tables."""
-    lacking = [
-        f"{row}: no model {model!r} in this version"
-        for row, (model, _) in ROWS.items()
-        if model not in models.MODELS
-    ]
-    return lacking + [
-        f"{name}: no command `bwt {command}` in this version"
-        for name, command in (("geometry", "geometry"), ("ablation", "ablate"))
-        if command not in COMMANDS
-    ]
-
-
 def choose(planned: list[Planned], outcomes: list[Outcome]) -> dict[tuple[str, str], float]:
     """The rate of least KL for each (task, row) of which a cell has finished."""
     best: dict[tuple[str, str], tuple[float, float]] = {}
@@ -161,7 +147,7 @@ def followups(scale: Scale, chosen: list[Planned], only: str | None) -> list[lis
         ("geometry", "geometry", "manifold"),
         ("ablation", "ablate", "ablation"),
     ):
-        if command in COMMANDS and only in (None, table):
+        if only in (None, table):
             stages.append([_look(x, command, section, scale.sequences) for x in looked])
     return [stage for stage in stages if stage]
 
@@ -210,10 +196,8 @@ class Reproduction:
 
     def run(self) -> dict[str, Any]:
         """The document of results.json."""
-        for text in missing():
-            self.say(f"missing   {text}")
-        pairs = [pair for pair in wanted(self.only) if ROWS[pair[1]][0] in models.MODELS]
-        first = [self._plan(*pair, 0, rate) for pair in pairs for rate in self.scale.rates]
+        rates = self.scale.rates
+        first = [self._plan(*pair, 0, rate) for pair in wanted(self.only) for rate in rates]
         outcomes = self._train(first, "rates")
         if not self.interrupted:
             self.chosen = choose(first, outcomes)
@@ -263,7 +247,6 @@ class Reproduction:
             **results.header(self.scale.name, self.command),
             "seeds": self.seeds,
             "rates": list(self.scale.rates),
-            "missing": missing(),
             "faults": self.faults,
             "cells": [
                 results.cell(x, self.chosen.get((x.task, x.row)) == x.rate) for x in self.planned

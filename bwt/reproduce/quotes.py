@@ -16,7 +16,7 @@ from pathlib import Path
 from bwt.reproduce.page import markdown_table
 from bwt.reproduce.results import check
 from bwt.reproduce.tables import Found, build, percent, spread
-from bwt.rundir import read_json, write_atomically
+from bwt.runs.files import read_json, write_atomically
 
 MARKED = re.compile(r"(<!-- results: ([^>]*?) -->)(.*?)(<!-- /results -->)", re.S)
 

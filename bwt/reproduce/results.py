@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 
-from bwt import env, models, tasks
+from bwt import models, tasks
 from bwt.reproduce import geometry
-from bwt.rundir import RunDirectory, read_json
+from bwt.runs import environment
+from bwt.runs.directory import RunDirectory
+from bwt.runs.files import read_json
 
 SCHEMA = 1
 METRICS = ("entropy_mae", "entropy_mae_of_mean", "kl", "tvd", "excess", "leak", "accuracy")
@@ -24,7 +26,6 @@ DOCUMENT: dict[str, Any] = {
     "date": str,
     "seeds": int,
     "rates": list,
-    "missing": list,  # sentences: what this version could not run
     "faults": dict,  # name of a cell or a command on it -> why it failed
     "cells": list,
 }
@@ -54,7 +55,7 @@ def header(scale: str, command: str) -> dict[str, Any]:
         "schema": SCHEMA,
         "scale": scale,
         "command": command,
-        "commit": env.commit(),
+        "commit": environment.commit(),
         "date": time.strftime("%Y-%m-%d"),
     }
 

@@ -105,7 +105,6 @@ def architecture(found: Found) -> Table:
         f"Learning rates: {rates} times the preset's, tried on the full budget with seed 0; the "
         "one of least KL is used for all seeds, seed 0 among them. All models have as many "
         "parameters as the transformer within 1% and see the same number of sequences.",
-        *found.document["missing"],
         *(f"{name} failed: {why}" for name, why in found.document["faults"].items()),
     ]
     header = ["model", "bijection (bits)", "hmm (bits)", "recall (accuracy)"]

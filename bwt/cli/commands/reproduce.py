@@ -5,10 +5,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from bwt.commands.sweep import Live, add_workers, say_unless, workers
+from bwt.cli.commands.sweep import Live, add_workers, say_unless, workers
 from bwt.progress import duration
 from bwt.reproduce import SCALES, TABLES, Reproduction
-from bwt.sweep import Processes
+from bwt.sweep.processes import Processes
 
 TFLOPS = 5.0  # sustained, of fp32 on one large GPU: an assumption, not a measurement
 

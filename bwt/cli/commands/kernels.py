@@ -11,7 +11,7 @@ from typing import Any
 import bwt
 from bwt import ops  # noqa: F401  (tells _dispatch what there is)
 from bwt.ops import _dispatch
-from bwt.rundir import read_json
+from bwt.runs.files import read_json
 
 ROOT = Path(bwt.__file__).parents[1]
 

@@ -4,7 +4,7 @@ import argparse
 import json
 from collections.abc import Sequence
 
-from bwt import env
+from bwt.runs import environment
 
 
 def add_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
@@ -12,5 +12,5 @@ def add_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    report = env.collect()
-    print(json.dumps(report) if arguments.json else env.render(report))
+    report = environment.collect()
+    print(json.dumps(report) if arguments.json else environment.render(report))

@@ -5,9 +5,9 @@ import sys
 from collections.abc import Sequence
 
 from bwt import __version__
-from bwt.flags import Parser
+from bwt.cli.flags import Parser
 
-# name -> what it does; bwt/commands/<name>.py has `add_arguments` and `run`.
+# name -> what it does; bwt/cli/commands/<name>.py has `add_arguments` and `run`.
 COMMANDS = {
     "train": "train a model in a wind tunnel and say how many bits it is from exact Bayes",
     "eval": "compare a trained model with exact Bayes, at its own length or at others",
@@ -31,7 +31,7 @@ def build_parser(argv: Sequence[str]) -> Parser:
     for name, summary in COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=summary.capitalize() + ".")
         if name in argv[:1]:
-            module = importlib.import_module(f"bwt.commands.{name}")
+            module = importlib.import_module(f"bwt.cli.commands.{name}")
             module.add_arguments(command, argv[1:])
             command.add_argument("--json", action="store_true", help="print one JSON document")
             command.set_defaults(run=module.run)

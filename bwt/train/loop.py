@@ -1,7 +1,5 @@
-"""Training: sample -> model -> loss -> step, on fresh data, measured against exact Bayes.
-
-`train(config, out)` starts a run, `resume(out)` continues one bit for bit.
-"""
+"""The loop of training: sample -> model -> loss -> step, on fresh data, measured against exact
+Bayes at chosen steps."""
 
 import dataclasses
 import json
@@ -9,29 +7,30 @@ import math
 import signal
 import time
 from collections.abc import Callable
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bwt import checkpoint, distributed, env, evaluate, models, tasks
-from bwt.config import TrainConfig
-from bwt.divergence import LOOK_EVERY, Divergence, Watch, all_finite
-from bwt.evaluate import Evaluation, NotProbabilities
-from bwt.optim import Optimizer
+from bwt import evaluate, tasks
+from bwt.evaluate import Evaluation, NotProbabilities, predictor
 from bwt.progress import Progress
-from bwt.rundir import RunDirectory, RunError, write_json
-from bwt.schedule import Averaged, catch_signals, log_spaced, lr_factor
-from bwt.tasks import Batch, Task, statement
+from bwt.runs import checkpoints
+from bwt.runs.config import TrainConfig
+from bwt.runs.directory import RunDirectory
+from bwt.runs.files import write_json
+from bwt.runs.loading import build_model
+from bwt.tasks import Batch
+from bwt.train import distributed, state
+from bwt.train.averaging import Averaged
+from bwt.train.divergence import LOOK_EVERY, Divergence, Watch, all_finite
+from bwt.train.optim import Optimizer
+from bwt.train.schedule import log_spaced, lr_factor
 
 LOG_POINTS = 100  # lines of training loss in metrics.jsonl
-EVAL_SEED = 1_000_003  # apart from the seeds of training data
-EVAL_BATCH = 256
-DIVERGED = 3  # exit code
 WILD = "what the model predicts is not finite"
 
 
@@ -42,50 +41,6 @@ class Result:
     evaluation: Evaluation | None  # None if the run was interrupted, or diverged
     signal: int | None = None  # that interrupted it
     divergence: Divergence | None = None
-
-
-def build_model(config: TrainConfig, task: Task) -> nn.Module:
-    """With weights that follow from the seed alone. They are drawn on the CPU, and the generators
-    of GPUs are left alone: to ask for them would take memory on every GPU."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(config.seed)
-        return models.build_for(task, config.model, **config.model_options)
-
-
-def load(path: str | Path, step: int | None = None, device: str | torch.device = "cpu"):
-    """(task, model, config) of a run, with the weights of a step, by default the last one."""
-    run = RunDirectory.open(path)
-    config, task = read_config(run)
-    model = build_model(config, task).to(device)
-    run.fill(model, run.load_weights(step, device))
-    return task, model.eval(), config
-
-
-def read_config(run: RunDirectory) -> tuple[TrainConfig, Task]:
-    """
-    Raises:
-        RunError: there is something in config.json that cannot be.
-    """
-    try:
-        config = TrainConfig.from_json(run.read_config())
-        task = tasks.get(config.task, **config.task_options)
-        models.check_memory(task, config.model, config.model_options)
-        return config, task
-    except RunError:
-        raise
-    except ValueError as error:
-        raise RunError(f"{run.path / 'config.json'}: {error}") from error
-
-
-def predictor(model: nn.Module) -> Callable[[Batch], Tensor]:
-    """A model as `evaluate` wants it: batch -> log-probabilities [B, P, O]."""
-
-    def predict(batch: Batch) -> Tensor:
-        with torch.inference_mode():
-            logits = model(batch.tokens, batch.features, batch.positions)
-            return logits.float().log_softmax(-1)
-
-    return predict
 
 
 def loss_of(logits: Tensor, batch: Batch, targets: str) -> Tensor:
@@ -183,8 +138,8 @@ class Trainer:
                     predictor(self.model),
                     self.task,
                     num_sequences=self.config.eval_sequences,
-                    batch_size=min(EVAL_BATCH, self.config.eval_sequences),
-                    seed=EVAL_SEED + self.config.seed,
+                    batch_size=min(evaluate.BATCH, self.config.eval_sequences),
+                    seed=evaluate.SEED + self.config.seed,
                     device=self.device,
                 )
         except NotProbabilities:
@@ -211,8 +166,8 @@ class Trainer:
 
     def exact_entropy(self) -> float:
         """Mean bits of the exact posterior: what a perfect model's loss would be."""
-        generator = torch.Generator(self.device).manual_seed(EVAL_SEED + self.config.seed)
-        size = min(EVAL_BATCH, self.config.eval_sequences)
+        generator = torch.Generator(self.device).manual_seed(evaluate.SEED + self.config.seed)
+        size = min(evaluate.BATCH, self.config.eval_sequences)
         batch = self.task.sample(size, generator=generator, device=self.device)
         return torch.special.entr(batch.posterior.double()).sum(-1).mean().item() / math.log(2)
 
@@ -226,7 +181,9 @@ class Trainer:
         generators = distributed.gather(self.generator.get_state())
         if not self.main:
             return True
-        self.run.save(self.step, checkpoint.weights_of(self), checkpoint.state_of(self, generators))
+        checkpoints.save(
+            self.run, self.step, state.weights_of(self), state.state_of(self, generators)
+        )
         return True
 
     def loss_bits(self) -> float:
@@ -320,71 +277,3 @@ def _line(step: int, seconds: float, found: Evaluation) -> str:
         f"step {step:>7}  {seconds:7.1f} s  entropy_mae {overall['entropy_mae']:.5f}  "
         f"kl {overall['kl']:.5f} bits"
     )
-
-
-def _set_threads(config: TrainConfig) -> None:
-    if config.threads:
-        torch.set_num_threads(config.threads)
-
-
-def train(
-    config: TrainConfig,
-    out: str | Path,
-    *,
-    say: Callable[[str], None] = lambda text: None,
-    quiet: bool = False,
-    opening: str | None = None,
-) -> Result:
-    """Trains a new run in the directory `out`, which must not hold anything yet. The opening is
-    said when all is in order, before the first step."""
-    task = tasks.get(config.task, **config.task_options)
-    models.check_memory(task, config.model, config.model_options)
-    _set_threads(config)
-    device = distributed.local_device(config.device)
-    with distributed.joined(device):
-        run = RunDirectory(out) if distributed.rank() else RunDirectory.create(out)
-        with _alone(run):
-            trainer = Trainer(config, run, device, say, quiet)
-            if trainer.main:
-                if opening:
-                    say(opening)
-                say(statement(trainer.task, trainer.model.num_parameters))
-                write_json(run.path / "config.json", config.to_json())
-                write_json(run.path / "environment.json", env.collect())
-            return _run(trainer)
-
-
-def resume(
-    out: str | Path, *, say: Callable[[str], None] = lambda text: None, quiet: bool = False
-) -> Result:
-    """Continues a run from its last saved step, as if it had never stopped."""
-    run = RunDirectory.open(out)
-    config, _ = read_config(run)
-    if run.divergence:
-        raise RunError(f"{run.path} {run.divergence_in_words()}; to resume it would repeat that")
-    _set_threads(config)
-    device = distributed.local_device(config.device)
-    with distributed.joined(device), _alone(run):
-        trainer = Trainer(config, run, device, say, quiet)
-        checkpoint.restore(trainer)
-        distributed.wait()
-        if trainer.main:
-            lost = run.forget_after(trainer.step)
-            if lost:
-                say(f"{lost} line(s) of metrics.jsonl could not be read and were left out")
-            say(f"resuming {run.path} at step {trainer.step} of {config.steps}")
-        return _run(trainer)
-
-
-@contextmanager
-def _alone(run: RunDirectory):
-    """Of all processes that train a run, the first holds its lock, and the others wait for it."""
-    with run.locked() if distributed.rank() == 0 else nullcontext():
-        distributed.wait()
-        yield
-
-
-def _run(trainer: Trainer) -> Result:
-    caught: list[int] = []
-    with catch_signals(caught):
-        return trainer.loop(caught)

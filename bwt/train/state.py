@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
-from bwt import distributed
-from bwt.rundir import RunError
+from bwt.runs import checkpoints
+from bwt.runs.files import RunError
+from bwt.train import distributed
 
 
 def weights_of(trainer) -> dict[str, Tensor]:
@@ -35,7 +36,7 @@ def restore(trainer) -> None:
     Raises:
         RunError: it is damaged, or of another run.
     """
-    trainer.step, state = trainer.run.load_state()
+    trainer.step, state = checkpoints.load_state(trainer.run)
     try:
         _fill(trainer, state)
     except RunError:
@@ -51,7 +52,7 @@ def _fill(trainer, state: dict[str, Tensor]) -> None:
         group, _, name = key.partition("/")
         if name:
             groups[group][name] = value.to(trainer.device)
-    trainer.run.fill(trainer.model, groups["weights"])
+    checkpoints.fill(trainer.run, trainer.model, groups["weights"])
     trainer.averaged.mean = [
         groups["mean"][name] for name, _ in trainer.model.named_parameters() if groups["mean"]
     ]

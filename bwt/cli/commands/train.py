@@ -8,10 +8,13 @@ import sys
 import time
 from collections.abc import Sequence
 
-import torch
+from bwt import models, tasks, train
+from bwt.cli import flags
+from bwt.cli.presets import default_preset, why_preset
+from bwt.runs.config import TrainConfig
+from bwt.runs.presets import PRESETS, preset, preset_model, resolve
 
-from bwt import flags, models, tasks, train
-from bwt.config import PRESETS, TrainConfig, preset, preset_model, resolve
+DIVERGED = 3  # exit code
 
 
 def add_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
@@ -47,19 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
     options = models.options_class(model)
     sizes = preset_model(chosen, task) if model == "transformer" else {}
     flags.add_fields(parser.add_argument_group(title), options, sizes)
-
-
-def default_preset(device: str = "auto") -> str:
-    return "paper" if device != "cpu" and torch.cuda.is_available() else "quick"
-
-
-def why_preset(given: str | None, device: str = "auto") -> str:
-    """The preset that is taken, and why."""
-    if given:
-        return f"preset {given}, as asked for"
-    if default_preset(device) == "paper":
-        return "preset paper, the default with a GPU (--preset quick takes minutes)"
-    return "preset quick, the default without a GPU"
 
 
 def _peek(argv: Sequence[str], flag: str, choices: Sequence[str]) -> str | None:
@@ -117,7 +107,7 @@ def _report(result: train.Result, as_json: bool, say) -> int:
         return 128 + result.signal
     if result.divergence is not None:
         _report_divergence(result, as_json)
-        return train.DIVERGED
+        return DIVERGED
     if result.evaluation is None:  # not the process that reports
         return 0
     if as_json:

@@ -9,22 +9,25 @@ import contextlib
 import os
 import signal
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from bwt.sweep.cells import Cell, Command
+
+BwtCommand = Callable[[list[str]], int]  # arguments of `bwt` -> its exit code
 
 RETRIES = 5
 
 
-def work(cell: Any, log: Path) -> int:
+def work(cell: Cell | Command, log: Path, command: BwtCommand) -> int:
     """In a worker: start the cell or continue it; the exit code of the command."""
-    from bwt.cli import main
-
     if cell.finished():  # the worker died just after it had finished
         return 0
     with open(log, "a", buffering=1) as file:
         print(f"process {os.getpid()} on {os.uname().nodename}", file=file)
         with contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
-            return main(cell.next_words())
+            return command(cell.next_words())
 
 
 def _knock(address: str) -> None:
@@ -35,9 +38,10 @@ def _knock(address: str) -> None:
 
 
 class RayTasks:
-    """What `Sweep` runs cells with, on the cluster at `address`."""
+    """Workers on the cluster at `address`, which run the `command`."""
 
-    def __init__(self, address: str, threads: int = 1):
+    def __init__(self, address: str, command: BwtCommand, threads: int = 1):
+        self.command = command
         try:
             import ray
         except ImportError as error:
@@ -60,9 +64,9 @@ class RayTasks:
 
     free = True  # Ray keeps the queue
 
-    def start(self, number: int, cell: Any, log: Path, lock: int) -> None:
+    def start(self, number: int, cell: Cell | Command, log: Path, lock: int) -> None:
         log = Path(os.path.abspath(log))
-        self.running[number] = (self.task.remote(cell, log), log)
+        self.running[number] = (self.task.remote(cell, log, self.command), log)
 
     def poll(self, timeout: float) -> list[tuple[int, int]]:
         if not self.running:

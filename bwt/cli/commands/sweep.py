@@ -3,16 +3,18 @@
 import argparse
 import dataclasses
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bwt import models, sweep, tasks
-from bwt.commands.train import default_preset, why_preset
-from bwt.config import PRESETS, TrainConfig
+from bwt import models, tasks
+from bwt.cli.presets import default_preset, why_preset
+from bwt.cli.workers import Live, add_workers, one_device, say_unless, workers
 from bwt.options import kind_of
-from bwt.sweep import Cell, Processes, Sweep, make_cell
+from bwt.runs.config import TrainConfig
+from bwt.runs.presets import PRESETS
+from bwt.sweep.cells import Cell, grid, make_cell, scores
+from bwt.sweep.sweep import Outcome, Sweep, table
 
 METRICS = ("entropy_mae", "kl", "tvd", "accuracy")
 
@@ -46,32 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
             )
 
 
-def add_workers(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("where it runs")
-    text = "cells at a time (default: one on each GPU, or as many as the CPUs have threads for)"
-    group.add_argument("--jobs", metavar="N", type=int, default=0, help=text)
-    text = "CPU threads of each cell (default: 1)"
-    group.add_argument("--threads", metavar="N", type=int, default=1, help=text)
-    text = "run on the Ray cluster at this address (host:port, or auto); DIR on a shared disk"
-    group.add_argument("--ray", metavar="ADDRESS", help=text)
-
-
-def workers(arguments: argparse.Namespace) -> Any:
-    if arguments.threads < 1 or arguments.jobs < 0:
-        raise ValueError("--threads must be at least 1 and --jobs at least 0")
-    if arguments.ray is None:
-        return Processes(arguments.jobs, arguments.threads, gpus=_device(arguments) != "cpu")
-    from bwt.sweep_ray import RayTasks
-
-    return RayTasks(arguments.ray, arguments.threads)
-
-
-def _device(arguments: argparse.Namespace) -> str:
-    """Where all cells run; auto if they are not of one mind."""
-    devices = set(getattr(arguments, "device", ["auto"]))
-    return devices.pop() if len(devices) == 1 else "auto"
-
-
 def _classes() -> list[type]:
     return [TrainConfig, *tasks.TASKS.values(), *map(models.options_class, models.MODELS)]
 
@@ -87,20 +63,20 @@ def run(arguments: argparse.Namespace) -> int:
     fields = {k: v for k, v in vars(arguments).items() if k not in fixed}
     out = Path(arguments.out).resolve()
     choices = {"task": arguments.task, "model": arguments.model, **fields}
-    preset = arguments.preset or default_preset(_device(arguments))
-    built = (make_cell(out, preset, **point) for point in sweep.grid(choices))
+    preset = arguments.preset or default_preset(one_device(arguments))
+    built = (make_cell(out, preset, **point) for point in grid(choices))
     cells = list({x.name: x for x in built}.values())
     _refuse_unused(fields, cells)
     say = say_unless(arguments.json)
     found = Sweep(out, cells, workers(arguments), show=Live(arguments.json), say=say)
     most = max(x.config.steps for x in cells)
-    reason = why_preset(arguments.preset, _device(arguments))
+    reason = why_preset(arguments.preset, one_device(arguments))
     say(f"{reason}: {len(cells)} cells of up to {most:,} steps")
     outcomes = found.run()
     if arguments.json:
         print(json.dumps([_row(x) for x in outcomes]))
     else:
-        print("\n" + sweep.table(outcomes, METRICS))
+        print("\n" + table(outcomes, METRICS))
         if found.stopping:
             print("interrupted; the same command continues it")
     return exit_code(found)
@@ -120,7 +96,7 @@ def _refuse_unused(fields: dict[str, Sequence[Any]], cells: Sequence[Cell]) -> N
             raise ValueError(f"sweep: no task or model of this grid has the option --{flag}")
 
 
-def _row(outcome: sweep.Outcome) -> dict[str, Any]:
+def _row(outcome: Outcome) -> dict[str, Any]:
     finished = outcome.status == "finished"
     return {
         "name": outcome.cell.name,
@@ -128,31 +104,5 @@ def _row(outcome: sweep.Outcome) -> dict[str, Any]:
         "command": outcome.cell.command,
         "status": outcome.status,
         "error": outcome.error,
-        "metrics": sweep.scores(outcome.cell.path) if finished else None,
+        "metrics": scores(outcome.cell.path) if finished else None,
     }
-
-
-def say_unless(quiet: bool):
-    def say(text: str) -> None:
-        if not quiet:
-            Live.clear()
-            print(text, flush=True)
-
-    return say
-
-
-class Live:
-    """One line about all cells, where a person looks."""
-
-    def __init__(self, quiet: bool):
-        self.shown = not quiet and sys.stderr.isatty()
-
-    def __call__(self, found: Sweep) -> None:
-        if self.shown:
-            self.clear()
-            print(sweep.status_line(found)[:150], end="", file=sys.stderr, flush=True)
-
-    @staticmethod
-    def clear() -> None:
-        if sys.stderr.isatty():
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)

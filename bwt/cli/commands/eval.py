@@ -4,9 +4,11 @@ import argparse
 import json
 from collections.abc import Sequence
 
-from bwt import distributed, evaluate, train
+from bwt import evaluate, train
 from bwt.options import check_sequences
-from bwt.rundir import RunDirectory, RunError, read_object, write_json
+from bwt.runs.device import local_device
+from bwt.runs.directory import RunDirectory
+from bwt.runs.files import RunError, read_object, write_json
 
 
 def add_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
@@ -15,21 +17,21 @@ def add_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
     add("--length", metavar="N", type=int, nargs="+", help="at these lengths instead of its own")
     add("--step", metavar="N", type=int, help="of this checkpoint (default: the last one)")
     add("--sequences", metavar="N", type=int, default=4096, help="(default: 4096)")
-    add("--seed", metavar="N", type=int, default=train.EVAL_SEED, help="of the sequences")
+    add("--seed", metavar="N", type=int, default=evaluate.SEED, help="of the sequences")
     add("--device", metavar="NAME", default="auto", help="auto, cpu, or cuda (default: auto)")
 
 
 def run(arguments: argparse.Namespace) -> None:
     check_sequences("eval", arguments.sequences)
-    device = distributed.local_device(arguments.device)
+    device = local_device(arguments.device)
     task, model, _ = train.load(arguments.path, arguments.step, device)
     found = {}
     for length in arguments.length or [None]:
         found[length] = evaluate.evaluate(
-            train.predictor(model),
+            evaluate.predictor(model),
             task if length is None else task.with_length(length),
             num_sequences=arguments.sequences,
-            batch_size=min(train.EVAL_BATCH, arguments.sequences),
+            batch_size=min(evaluate.BATCH, arguments.sequences),
             seed=arguments.seed,
             device=device,
         )

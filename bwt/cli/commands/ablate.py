@@ -3,7 +3,7 @@
 import argparse
 import json
 
-from bwt.commands.geometry import add_arguments as add_arguments
+from bwt.cli.commands.geometry import add_arguments as add_arguments
 from bwt.geometry import ablate
 
 

@@ -1,0 +1,161 @@
+"""The run directory: what a run leaves behind, written atomically, read without running code.
+
+config.json  environment.json  metrics.jsonl  evaluation.json
+diverged.json                                 when and how, if training came to nothing
+checkpoints/step_00001000.safetensors         the weights that are evaluated
+checkpoints/step_00001000.state.safetensors   what a resume needs; beside the last one only
+.lock                                         held by the process that trains
+"""
+
+import contextlib
+import os
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bwt.runs.files import (
+    RunError,
+    clean,
+    loads,
+    read_object,
+    reason_of,
+    strict_json,
+    write_atomically,
+)
+from bwt.runs.locks import locked
+
+
+class RunDirectory:
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+
+    @classmethod
+    def create(cls, path: str | Path) -> "RunDirectory":
+        run = cls(path)
+        if run.path.exists() and (not run.path.is_dir() or any(run.path.iterdir())):
+            raise RunError(f"{run.path} exists already; resume it with --resume or choose another")
+        try:
+            run.checkpoints.mkdir(parents=True)
+        except FileExistsError as error:
+            raise RunError(f"{run.path} was begun by another process just now") from error
+        return run
+
+    @classmethod
+    def open(cls, path: str | Path) -> "RunDirectory":
+        run = cls(path)
+        if not (run.path / "config.json").is_file():
+            raise RunError(f"{run.path} is not a run directory: it has no config.json")
+        for folder in (run.path, run.checkpoints, run.figures):
+            clean(folder)
+        return run
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """For the one process that trains this run and writes its files.
+
+        Raises:
+            RunError: another one does.
+        """
+        ours = f"process {os.getpid()} on {socket.gethostname()}"
+        with locked(self.path / ".lock", ours) as other:
+            if other is not None:
+                raise RunError(f"{self.path} is being trained by {other}; wait for it or stop it")
+            yield
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def figures(self) -> Path:
+        return self.path / "figures"
+
+    @property
+    def divergence(self) -> dict[str, Any] | None:
+        """What diverged.json tells, if there is one: the step, and the message."""
+        path = self.path / "diverged.json"
+        if not path.exists():
+            return None
+        found = read_object(path)
+        if not isinstance(found.get("step"), int) or not isinstance(found.get("message"), str):
+            raise RunError(f"{path} does not say at which step the run diverged, and how")
+        return found
+
+    def divergence_in_words(self) -> str:
+        """What follows the name of a run that has diverged, without a full stop."""
+        step = self.last_step()
+        left = "it has no checkpoint" if step is None else f"its last checkpoint is of step {step}"
+        found = self.divergence
+        return f"diverged at step {found['step']} ({found['message']}); {left}"
+
+    def last_step(self) -> int | None:
+        """The last one that has weights."""
+        return max(self.steps(), default=None)
+
+    def weights_path(self, step: int) -> Path:
+        return self.checkpoints / f"step_{step:08d}.safetensors"
+
+    def state_path(self, step: int) -> Path:
+        return self.checkpoints / f"step_{step:08d}.state.safetensors"
+
+    def steps(self) -> list[int]:
+        """Steps that have weights, in order."""
+        return self._steps(r"step_(\d+)\.safetensors")
+
+    def resumable_steps(self) -> list[int]:
+        """Steps that have what a resume needs, in order: one, unless a save was cut short."""
+        return self._steps(r"step_(\d+)\.state\.safetensors")
+
+    def _steps(self, pattern: str) -> list[int]:
+        names = (path.name for path in self.checkpoints.glob("*"))
+        return sorted(int(m[1]) for name in names if (m := re.fullmatch(pattern, name)))
+
+    def read_config(self) -> dict[str, Any]:
+        return read_object(self.path / "config.json")
+
+    def append_metrics(self, row: dict[str, Any]) -> None:
+        path = self.path / "metrics.jsonl"
+        try:
+            with open(path, "a") as file:
+                file.write(strict_json(row) + "\n")
+        except OSError as error:
+            raise OSError(f"{path} cannot be written: {reason_of(error)}") from error
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """Rows in order; lines that are none, as one cut off by a crash, are left out."""
+        return self._read_metrics()[0]
+
+    def _read_metrics(self) -> tuple[list[dict[str, Any]], int]:
+        """(rows, number of lines left out)"""
+        path = self.path / "metrics.jsonl"
+        try:
+            lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+        except FileNotFoundError:
+            return [], 0
+        except OSError as error:
+            raise RunError(f"{path} cannot be read: {reason_of(error)}") from error
+        lines = [line for line in lines if line]
+        found = [_row(line) for line in lines]
+        rows = [row for row in found if row is not None]
+        return rows, len(lines) - len(rows)
+
+    def forget_after(self, step: int) -> int:
+        """Drops what was written after `step`, so that a resumed run repeats it. Returns how many
+        lines of metrics could not be read and went as well."""
+        rows, lost = self._read_metrics()
+        text = "".join(strict_json(row) + "\n" for row in rows if row["step"] <= step)
+        write_atomically(self.path / "metrics.jsonl", lambda file: file.write_text(text))
+        for later in self.steps():
+            if later > step:
+                self.weights_path(later).unlink()
+        return lost
+
+
+def _row(line: str) -> dict[str, Any] | None:
+    try:
+        row = loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) and type(row.get("step")) is int else None

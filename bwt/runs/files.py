@@ -1,0 +1,112 @@
+"""Files that are written whole or not at all, and JSON that is read back without surprises."""
+
+import contextlib
+import json
+import math
+import os
+import re
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from bwt.runs.locks import try_lock
+
+TEMPORARY = re.compile(r"\..+\.(json|jsonl|safetensors|svg|html)\.[a-z0-9_]{8}")
+
+
+class RunError(ValueError):
+    """Something is wrong with the files of a run; the message says what, in one line."""
+
+
+def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
+    """`write` fills a file beside `path`, which then takes its name: never half a file.
+
+    Raises:
+        OSError: it cannot be written; the message names it.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = _temporary(path)
+        try:
+            write(Path(name))
+            os.chmod(name, 0o644)
+            os.replace(name, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+            raise
+        finally:
+            os.close(handle)
+    except (OSError, SafetensorError) as error:
+        raise OSError(f"{path} cannot be written: {reason_of(error)}") from error
+
+
+def _temporary(path: Path) -> tuple[int, str]:
+    """Locked while its writer lives, so that those of the dead can be told (see `clean`)."""
+    while True:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        if try_lock(handle) and os.fstat(handle).st_nlink:
+            return handle, name
+        os.close(handle)  # a cleaner came between the two
+
+
+def clean(folder: Path) -> None:
+    """Removes temporary files whose writers were killed."""
+    if folder.is_symlink() or not folder.is_dir():
+        return
+    for path in folder.iterdir():
+        if TEMPORARY.fullmatch(path.name) and path.is_file():
+            # What is not ours to open or remove stays.
+            with contextlib.suppress(OSError), open(path) as file:
+                if try_lock(file):
+                    path.unlink()
+
+
+def reason_of(error: Exception) -> str:
+    """In one line, without the name of the temporary file."""
+    return getattr(error, "strerror", None) or " ".join(str(error).split())
+
+
+def strict_json(value: Any, **layout: Any) -> str:
+    """A number that is not finite becomes null."""
+    return json.dumps(_finite(value), allow_nan=False, **layout)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write_json(path: Path, value: Any) -> None:
+    text = strict_json(value, indent=2) + "\n"
+    write_atomically(path, lambda temporary: temporary.write_text(text))
+
+
+def loads(text: str) -> Any:
+    """NaN and Infinity, which are not JSON, are read as null."""
+    return json.loads(text, parse_constant=lambda name: None)
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise RunError(f"{path} does not exist") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"{path} cannot be read: {reason_of(error)}") from error
+
+
+def read_object(path: Path, default: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The JSON object in a file; the default, if there is one, where there is no file."""
+    if default is not None and not path.exists():
+        return default
+    found = read_json(path)
+    if not isinstance(found, dict):
+        raise RunError(f"{path} does not hold a JSON object; remove it, or make it again")
+    return found

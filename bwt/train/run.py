@@ -1,0 +1,87 @@
+"""Starting a run, and continuing one."""
+
+from collections.abc import Callable
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import torch
+
+from bwt import models, tasks
+from bwt.runs import environment
+from bwt.runs.config import TrainConfig
+from bwt.runs.device import local_device
+from bwt.runs.directory import RunDirectory
+from bwt.runs.files import RunError, write_json
+from bwt.runs.loading import read_config
+from bwt.tasks import statement
+from bwt.train import distributed, state
+from bwt.train.loop import Result, Trainer
+from bwt.train.signals import catch_signals
+
+
+def _set_threads(config: TrainConfig) -> None:
+    if config.threads:
+        torch.set_num_threads(config.threads)
+
+
+def train(
+    config: TrainConfig,
+    out: str | Path,
+    *,
+    say: Callable[[str], None] = lambda text: None,
+    quiet: bool = False,
+    opening: str | None = None,
+) -> Result:
+    """Trains a new run in the directory `out`, which must not hold anything yet. The opening is
+    said when all is in order, before the first step."""
+    task = tasks.get(config.task, **config.task_options)
+    models.check_memory(task, config.model, config.model_options)
+    _set_threads(config)
+    device = local_device(config.device)
+    with distributed.joined(device):
+        run = RunDirectory(out) if distributed.rank() else RunDirectory.create(out)
+        with _alone(run):
+            trainer = Trainer(config, run, device, say, quiet)
+            if trainer.main:
+                if opening:
+                    say(opening)
+                say(statement(trainer.task, trainer.model.num_parameters))
+                write_json(run.path / "config.json", config.to_json())
+                write_json(run.path / "environment.json", environment.collect())
+            return _run(trainer)
+
+
+def resume(
+    out: str | Path, *, say: Callable[[str], None] = lambda text: None, quiet: bool = False
+) -> Result:
+    """Continues a run from its last saved step, as if it had never stopped."""
+    run = RunDirectory.open(out)
+    config, _ = read_config(run)
+    if run.divergence:
+        raise RunError(f"{run.path} {run.divergence_in_words()}; to resume it would repeat that")
+    _set_threads(config)
+    device = local_device(config.device)
+    with distributed.joined(device), _alone(run):
+        trainer = Trainer(config, run, device, say, quiet)
+        state.restore(trainer)
+        distributed.wait()
+        if trainer.main:
+            lost = run.forget_after(trainer.step)
+            if lost:
+                say(f"{lost} line(s) of metrics.jsonl could not be read and were left out")
+            say(f"resuming {run.path} at step {trainer.step} of {config.steps}")
+        return _run(trainer)
+
+
+@contextmanager
+def _alone(run: RunDirectory):
+    """Of all processes that train a run, the first holds its lock, and the others wait for it."""
+    with run.locked() if distributed.rank() == 0 else nullcontext():
+        distributed.wait()
+        yield
+
+
+def _run(trainer: Trainer) -> Result:
+    caught: list[int] = []
+    with catch_signals(caught):
+        return trainer.loop(caught)

@@ -1,0 +1,32 @@
+"""When things happen in a run: the learning rate, and the steps at which it is looked at."""
+
+import math
+
+from bwt.runs.config import TrainConfig
+
+
+def lr_factor(step: int, config: TrainConfig) -> float:
+    """Of the step-th update (from 0): a linear rise, then a fall that would reach 0 just after the
+    last update."""
+    rise = max(1, round(config.warmup * config.steps))
+    if step < rise:
+        return (step + 1) / rise
+    if config.decay == "none":
+        return 1.0
+    left = (config.steps - step) / (config.steps - rise + 1)
+    return left if config.decay == "linear" else 0.5 - 0.5 * math.cos(math.pi * left)
+
+
+def log_spaced(last: int, count: int, first: int = 1) -> set[int]:
+    """About `count` steps from `first` to `last`, evenly on a log scale, both included. Takes as
+    many rounds as there are steps to find, whatever the count."""
+    ratio = (last / first) ** (1 / max(1, count - 1))
+    found, i = {last}, 0
+    while i < count:
+        step = min(last, round(first * ratio**i))
+        found.add(step)
+        if step == last:
+            break
+        # On to where the next step begins; one before it, as logarithms are rounded.
+        i = max(i + 1, math.floor(math.log((step + 0.5) / first, ratio)) - 1)
+    return found
