@@ -20,11 +20,24 @@ LARGEST = {
 }
 
 
-def option(default: Any, help: str, choices=None, *, minimum=None, maximum=None) -> Any:
-    """The metadata is the help of the flag and what a value is checked by; the bounds themselves
-    are allowed."""
-    metadata = {"help": help, "choices": choices, "minimum": minimum, "maximum": maximum}
-    return dataclasses.field(default=default, metadata=metadata)
+def option(default: Any, help: str, choices=None, *, minimum=None, maximum=None, below=None) -> Any:
+    """The metadata is the help of the flag and what a value is checked by. `minimum` and `maximum`
+    are allowed themselves, `below` is not."""
+    bounds = {"minimum": minimum, "maximum": maximum, "below": below}
+    return dataclasses.field(default=default, metadata={"help": help, "choices": choices, **bounds})
+
+
+def build(cls: type, values: dict[str, Any], owner: str) -> Any:
+    """An options dataclass from names and values, as a file or a caller has them.
+
+    Raises:
+        ValueError: it has no option of such a name, or a value is refused.
+    """
+    known = [field.name for field in dataclasses.fields(cls)]
+    for name in values:
+        if name not in known:
+            raise ValueError(f"{owner}: no option {name!r}; its options are {', '.join(known)}")
+    return cls(**values)
 
 
 def kind_of(field: dataclasses.Field) -> type:
@@ -49,13 +62,17 @@ def _check(name: str, field: dataclasses.Field, value: Any) -> None:
     right = isinstance(value, (int, float) if wanted is float else wanted)
     if not right or (isinstance(value, bool) and wanted is not bool):
         raise ValueError(f"{name} must be {wanted.__name__}, got {_short(value)}")
-    lowest, highest, choices = (field.metadata[key] for key in ("minimum", "maximum", "choices"))
+    lowest, highest, below, choices = (
+        field.metadata[key] for key in ("minimum", "maximum", "below", "choices")
+    )
     if choices is not None and value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(choices)}, got {_short(value)}")
     if highest is None:
         highest = LARGEST.get(field.name)
     if wanted is float and not math.isfinite(value):
         raise ValueError(f"{name} must be a number, got {value}")
+    if below is not None and not lowest <= value < below:
+        raise ValueError(f"{name} must be in [{lowest}, {below}), got {value}")
     if lowest is not None and value < lowest:
         raise ValueError(f"{name} must be at least {lowest}, got {value}")
     if highest is not None and value > highest:

@@ -148,7 +148,7 @@ WRONG = {
     "symbols": (("task_options", "num_symbols"), 1.5, "num_symbols must be int"),
     "pairs": (("task_options", "num_pairs"), 10**9, "num_pairs must be at most"),
     "device": (("device",), 1, "device must be str"),
-    "unknown setting": (("speed",), 1, "does not fit this version"),
+    "unknown setting": (("speed",), 1, "configuration: no option 'speed'"),
     "precision": (("precision",), {}, "precision must be str"),
 }
 

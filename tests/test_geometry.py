@@ -9,7 +9,7 @@ import torch
 from planted import TASK, Planted, transformer
 
 from bwt import tasks
-from bwt.geometry import ablation, causal, roles
+from bwt.geometry import ablation, causal
 from bwt.geometry.attention import attention
 from bwt.geometry.clusters import clusters
 from bwt.geometry.dissociation import dissociation
@@ -83,15 +83,15 @@ ALL_TASKS = [
 @pytest.mark.parametrize("task", ALL_TASKS, ids=lambda t: f"{t.name}-{t.seq_len}")
 def test_every_visible_position_has_one_role(task):
     subject = draw(torch.nn.Identity(), task, 16)
-    masks = roles.roles(task, subject.batch)
+    masks = task.roles(subject.batch)
     visible = torch.arange(task.seq_len) <= subject.positions[:, None]
     assert torch.equal(sum(m.int() for m in masks.values()), visible.int().expand(16, -1, -1))
-    assert set(masks) <= set(roles.MEANING[task.name])
+    assert set(masks) <= set(task.meanings)
 
 
 def test_roles_of_a_bijection_by_the_definition():
     subject = draw(torch.nn.Identity(), REPEATING, 8)
-    masks = roles.roles(REPEATING, subject.batch)
+    masks = REPEATING.roles(subject.batch)
     for b, p, t in itertools.product(range(8), range(7), range(13)):
         asked, key = subject.batch.tokens[b, 2 * p], subject.batch.tokens[b, t - t % 2]
         role = "self" if t == 2 * p else "matching" if asked == key else "irrelevant"
@@ -103,7 +103,7 @@ def test_roles_of_a_bijection_by_the_definition():
 def test_matching_positions_of_an_hmm_show_the_emission_of_the_symbol(task):
     subject = draw(torch.nn.Identity(), task, 8)
     observed, _, _, emission = task.parameters(subject.batch)
-    masks = roles.roles(task, subject.batch)
+    masks = task.roles(subject.batch)
     for b, p in itertools.product(range(8), range(task.length)):
         want = emission[b, :, observed[b, p]]
         at = masks["matching"][b, p].nonzero()[:, 0]
@@ -122,7 +122,7 @@ def test_matching_positions_of_an_hmm_show_the_emission_of_the_symbol(task):
 def test_matching_positions_of_recall_hold_the_pair():
     task = ALL_TASKS[4]
     subject = draw(torch.nn.Identity(), task, 8)
-    masks = roles.roles(task, subject.batch)
+    masks = task.roles(subject.batch)
     for b, p in itertools.product(range(8), range(2)):
         at = masks["matching"][b, p].nonzero()[:, 0]
         value = subject.batch.tokens[b, at[3]] - 5 - task.num_keys

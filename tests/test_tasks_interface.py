@@ -7,6 +7,7 @@ import torch
 from calibration import p_value
 
 from bwt import tasks
+from bwt.tasks import Bijection, Task
 
 CASES = [
     ("bijection", dict(num_symbols=6)),
@@ -174,3 +175,20 @@ def test_bad_options(name, options, message):
 def test_generator_on_another_device():
     with pytest.raises(ValueError, match=r"make it by torch.Generator\('meta'\)"):
         draw(tasks.get("bijection"), 2, device="meta")
+
+
+class Plain(Bijection):
+    """A task that says nothing of its positions, as somebody's own may not."""
+
+    meanings, _groups = Task.meanings, Task._groups
+
+
+def test_a_task_that_says_nothing_of_its_positions_has_the_asked_one_and_the_rest():
+    task = Plain(num_symbols=4)
+    batch = task.sample(3, generator=torch.Generator().manual_seed(0))
+    roles = task.roles(batch)
+    assert set(roles) == set(task.meanings) == {"self", "irrelevant"}
+    assert roles["self"].sum(-1).unique().tolist() == [1]
+    assert torch.equal(roles["irrelevant"].sum(-1)[0], batch.positions)
+    assert torch.equal(task.shown(batch), batch.tokens[:, ::2])
+    assert task.different_addresses(batch).sum().item() == 3 * 3 * 2  # keys do not repeat

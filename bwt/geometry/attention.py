@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-from bwt.geometry.roles import MEANING, roles
 from bwt.geometry.stats import estimate
 from bwt.geometry.subject import Subject
 
@@ -12,7 +11,7 @@ def attention(subject: Subject) -> dict:
     trace = subject.look(
         "blocks.*.attn.weights", "blocks.*.attn.entropy", "blocks.*.attn.q", "blocks.*.attn.k"
     )
-    masks = roles(subject.task, subject.batch)
+    masks = subject.task.roles(subject.batch)
     count = sum(name.endswith(".weights") for name in trace)
     layers = [
         _layer(
@@ -29,7 +28,7 @@ def attention(subject: Subject) -> dict:
         "layers": layers,
         "uniform_mass": uniform,  # of attention that looks everywhere alike
         "uniform_entropy": visible.log2().mean().item(),
-        "meaning": MEANING[subject.task.name],
+        "meaning": subject.task.meanings,
         "sequences": len(subject.batch.tokens),
     }
 

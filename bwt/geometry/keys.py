@@ -10,10 +10,8 @@ import math
 import torch
 from torch import Tensor
 
-from bwt.geometry.roles import addresses
 from bwt.geometry.stats import estimate
 from bwt.geometry.subject import Subject
-from bwt.tasks import HMM
 
 
 def keys(subject: Subject, untrained: Subject) -> dict:
@@ -24,31 +22,20 @@ def keys(subject: Subject, untrained: Subject) -> dict:
         **found,
         "gaussian": gaussian_cosine(size),
         "head_size": size,
-        "addresses": len(addresses(subject.task)),
+        "addresses": len(subject.task.addresses),
         "sequences": len(subject.batch.tokens),
     }
 
 
 def _of(subject: Subject) -> dict:
     trace = subject.look("blocks.*.attn.k")
-    at = addresses(subject.task).to(subject.positions.device)
-    apart = _apart(subject, at)
+    at = subject.task.addresses.to(subject.positions.device)
+    apart = subject.task.different_addresses(subject.batch)
     layers = [trace[f"blocks.{i}.attn.k"][:, :, at] for i in range(len(trace))]
     return {
         "plain": [estimate(mean_cosine(k, apart)) for k in layers],
         "centred": [estimate(mean_cosine(k - k.mean(2, keepdim=True), apart)) for k in layers],
     }
-
-
-def _apart(subject: Subject, at: Tensor) -> Tensor:
-    """[B, n, n]: which pairs are of different addresses. A repeated key is the same one; in the
-    header of an HMM the place decides, whatever probability stands there."""
-    index = torch.arange(len(at), device=at.device)
-    different = (index[:, None] != index).expand(len(subject.batch.tokens), -1, -1)
-    if isinstance(subject.task, HMM):
-        return different
-    tokens = subject.batch.tokens[:, at]
-    return different & (tokens[:, :, None] != tokens[:, None, :])
 
 
 def mean_cosine(k: Tensor, apart: Tensor) -> Tensor:

@@ -5,13 +5,14 @@ returns logits [B, P, num_outcomes] (P = F + L if no positions are given). Featu
 tokens; positions count both. Position t sees positions 0..t only.
 """
 
-import dataclasses
 import importlib
 import os
 from typing import Any
 
 import torch
 from torch import nn
+
+from bwt import options as option_values
 
 # name -> module in this package; each has `Options` (a frozen dataclass) and `Model`.
 MODELS = ("transformer", "mamba", "lstm", "mlp")
@@ -49,14 +50,11 @@ def build(
         ValueError: an unknown model or option, or sizes that do not fit.
     """
     module = _module(name)
-    known = [field.name for field in dataclasses.fields(module.Options)]
-    for option in options:
-        if option not in known:
-            raise ValueError(f"{name} has no option {option!r}; it has {', '.join(known)}")
+    chosen = option_values.build(module.Options, options, f"model {name}")
     from bwt.models.parts import Shape
 
     shape = Shape(vocab_size, num_outcomes, seq_len, feature_width, num_features)
-    return module.Model(shape, module.Options(**options))
+    return module.Model(shape, chosen)
 
 
 def build_for(task, name: str, **options: Any) -> nn.Module:

@@ -12,8 +12,8 @@ from bwt.options import check_options, option
 
 @dataclass(frozen=True)
 class Options:
-    layers: int = option(1, "LSTM layers")
-    width: int = option(64, "hidden units of each layer")
+    layers: int = option(1, "LSTM layers", minimum=1)
+    width: int = option(64, "hidden units of each layer", minimum=1)
     embed: int = option(0, "width of the input embedding; 0: width")
     norm: str = option("rms", "in front of the head", ("rms", "layer"))
     logit_scale: float = option(1.0, "factor on the logits")
@@ -23,8 +23,6 @@ class Options:
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.layers < 1 or self.width < 1:
-            raise ValueError("an LSTM needs at least one layer and one unit")
 
     @property
     def second_size(self) -> int:

@@ -28,12 +28,12 @@ STEP_RANGE = (1e-3, 1e-1)  # of the step sizes at the start, spread evenly in th
 
 @dataclass(frozen=True)
 class Options:
-    layers: int = option(2, "Mamba blocks")
-    width: int = option(64, "of the residual stream")
-    state: int = option(16, "states of each channel")
-    expansion: int = option(2, "channels of a block, in widths")
+    layers: int = option(2, "Mamba blocks", minimum=1)
+    width: int = option(64, "of the residual stream", minimum=1)
+    state: int = option(16, "states of each channel", minimum=1)
+    expansion: int = option(2, "channels of a block, in widths", minimum=1)
     rank: int = option(0, "of the map to the step sizes; 0: width / 16, rounded up")
-    kernel: int = option(4, "positions that the convolution sees")
+    kernel: int = option(4, "positions that the convolution sees", minimum=1)
     norm: str = option("rms", "rms has a gain; layer has none and is cheaper", ("rms", "layer"))
     logit_scale: float = option(1.0, "factor on the logits")
 
@@ -42,8 +42,6 @@ class Options:
 
     def __post_init__(self) -> None:
         check_options(self)
-        if min(self.layers, self.width, self.state, self.expansion, self.kernel) < 1:
-            raise ValueError("layers, width, state, expansion and kernel must be at least 1")
 
     @property
     def channels(self) -> int:

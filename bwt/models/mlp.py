@@ -25,8 +25,8 @@ from bwt.options import check_options, option
 
 @dataclass(frozen=True)
 class Options:
-    layers: int = option(2, "residual blocks")
-    width: int = option(64, "of the residual stream")
+    layers: int = option(2, "residual blocks", minimum=1)
+    width: int = option(64, "of the residual stream", minimum=1)
     hidden: int = option(0, "units of each block; 0: 4 x width")
     context: str = option(
         "prefix",
@@ -41,8 +41,6 @@ class Options:
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.layers < 1 or self.width < 1:
-            raise ValueError("an MLP needs at least one layer and one unit")
 
     @property
     def second_size(self) -> int:

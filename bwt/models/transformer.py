@@ -26,9 +26,9 @@ from bwt.taps import Tapped
 
 @dataclass(frozen=True)
 class Options:
-    layers: int = option(2, "blocks")
-    heads: int = option(2, "attention heads in each block")
-    width: int = option(64, "of the residual stream, a multiple of heads")
+    layers: int = option(2, "blocks", minimum=1)
+    heads: int = option(2, "attention heads in each block", minimum=1)
+    width: int = option(64, "of the residual stream, a multiple of heads", minimum=1)
     hidden: int = option(0, "units of each MLP; 0: 4 x width")
     norm: str = option("rms", "rms has a gain; layer has none and is cheaper", ("rms", "layer"))
     positions: str = option(
@@ -40,7 +40,7 @@ class Options:
         "front of each block's attention",
         ("none", "input", "block"),
     )
-    shift_span: int = option(1, "how many positions back a token shift reaches")
+    shift_span: int = option(1, "how many positions back a token shift reaches", minimum=1)
     tied: bool = option(False, "share the head's weights with the token embedding")
     logit_scale: float = option(1.0, "factor on the logits")
 
@@ -48,8 +48,6 @@ class Options:
 
     def __post_init__(self) -> None:
         check_options(self)
-        if min(self.layers, self.heads, self.width, self.shift_span) < 1:
-            raise ValueError("layers, heads, width and shift_span must be at least 1")
         if self.width % self.heads:
             raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
         if self.positions == "rotary" and self.width // self.heads % 2:

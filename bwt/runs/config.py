@@ -4,7 +4,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from bwt.options import check_options, option
+from bwt.options import build, check_options, option
+
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -26,16 +27,22 @@ class TrainConfig:
     )
     lr: float = option(1e-3, "peak learning rate of adamw", minimum=0)
     muon_lr: float = option(0.01, "peak learning rate of muon", minimum=0)
-    beta1: float = option(0.9, "adamw: memory of the gradient")
-    beta2: float = option(0.99, "adamw: memory of its square")
+    beta1: float = option(0.9, "adamw: memory of the gradient", minimum=0, below=1)
+    beta2: float = option(0.99, "adamw: memory of its square", minimum=0, below=1)
     weight_decay: float = option(0.0, "adamw: decay of the weights", minimum=0)
     clip: float = option(1.0, "largest norm of the gradient; 0: no limit", minimum=0)
-    warmup: float = option(0.02, "fraction of the steps in which the learning rate rises")
+    warmup: float = option(
+        0.02, "fraction of the steps in which the learning rate rises", minimum=0, below=1
+    )
     decay: str = option(
         "linear", "how the learning rate falls to 0 after that", ("linear", "cosine", "none")
     )
-    average: float = option(0.1, "evaluate the mean weights over this last fraction of the steps")
-    ema: float = option(0.0, "evaluate an exponential average with this memory instead (0.999)")
+    average: float = option(
+        0.1, "evaluate the mean weights over this last fraction of the steps", minimum=0, below=1
+    )
+    ema: float = option(
+        0.0, "evaluate an exponential average with this memory instead (0.999)", minimum=0, below=1
+    )
     evaluations: int = option(
         12,
         "evaluations with a checkpoint, on a log scale of steps",
@@ -65,9 +72,6 @@ class TrainConfig:
             if not isinstance(getattr(self, name), dict):
                 raise ValueError(f"{name} must be names and values, got {getattr(self, name)!r}")
         check_options(self)
-        for name in ("warmup", "average", "ema", "beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
         if self.device == "cpu" and self.compile == "graphs":
             raise ValueError("compile graphs means CUDA graphs and needs a GPU")
 
@@ -76,7 +80,6 @@ class TrainConfig:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "TrainConfig":
-        try:
-            return cls(**values)
-        except TypeError as error:
-            raise ValueError(f"does not fit this version of bwt: {error}") from error
+        if "task" not in values:
+            raise ValueError("names no task")
+        return build(cls, values, "configuration")

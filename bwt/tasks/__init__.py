@@ -1,7 +1,6 @@
 """Wind tunnels: families of sequences whose exact posterior is known."""
 
-import dataclasses
-
+from bwt.options import build
 from bwt.tasks._base import Batch, Task, statement
 from bwt.tasks.bijection import Bijection
 from bwt.tasks.hmm import HMM
@@ -20,10 +19,4 @@ def get(name: str, **options) -> Task:
     """
     if name not in TASKS:
         raise ValueError(f"no task {name!r}; choose one of {', '.join(TASKS)}")
-    known = [field.name for field in dataclasses.fields(TASKS[name])]
-    for option in options:
-        if option not in known:
-            raise ValueError(
-                f"task {name}: no option {option!r}; its options are {', '.join(known)}"
-            )
-    return TASKS[name](**options)
+    return build(TASKS[name], options, f"task {name}")

@@ -30,6 +30,11 @@ class Task(abc.ABC):
 
     name: ClassVar[str]
     length_option: ClassVar[str]
+    # What the groups of `roles` are, for a reader who does not know the layout.
+    meanings: ClassVar[dict[str, str]] = {
+        "self": "the position that is asked",
+        "irrelevant": "all other positions",
+    }
 
     def __post_init__(self):
         check_options(self, f"task {self.name}: ")
@@ -92,6 +97,36 @@ class Task(abc.ABC):
     def floors(self, batch: Batch) -> dict[str, Tensor]:
         """Predictions [B, P, O] of predictors that lack one ability; the weakest come first."""
         return {}
+
+    def _groups(self, batch: Batch, time: Tensor) -> dict[str, Tensor]:
+        """Named groups of positions, [B, P, T] or what expands to it; a position belongs to the
+        first that has it. `time` is 0 .. T-1."""
+        return {"self": time == batch.positions[:, None]}
+
+    def roles(self, batch: Batch) -> dict[str, Tensor]:
+        """Where attention ought to go: the positions that each question can see, sorted into named
+        groups [B, P, T] (bool, disjoint, covering all visible ones). `meanings` explains them."""
+        time = torch.arange(self.seq_len, device=batch.tokens.device)
+        free = (time <= batch.positions[:, None]).expand(len(batch.tokens), -1, -1)
+        roles = {}
+        for name, group in self._groups(batch, time).items():
+            roles[name] = group & free
+            free = free & ~group
+        return {**roles, "irrelevant": free}
+
+    @property
+    def addresses(self) -> Tensor:
+        """[n] int64 on the CPU: the positions whose keys attention has to tell apart."""
+        return self.positions
+
+    def different_addresses(self, batch: Batch) -> Tensor:
+        """[B, n, n]: which of them are different. The same token is the same address."""
+        tokens = batch.tokens[:, self.addresses - self.num_features]
+        return tokens[:, :, None] != tokens[:, None, :]
+
+    def shown(self, batch: Batch) -> Tensor:
+        """[B, P] int64: what each question is about, to label it."""
+        return batch.tokens[:, batch.positions - self.num_features]
 
     def sample(
         self,

@@ -24,6 +24,12 @@ class Bijection(Task):
 
     name: ClassVar[str] = "bijection"
     length_option: ClassVar[str] = "num_pairs"
+    meanings: ClassVar[dict[str, str]] = {
+        "self": "the key that is asked about",
+        "matching": "earlier appearances of this key, with their values",
+        "evidence": "values of other keys: each rules one value out",
+        "irrelevant": "other keys: they carry no information by themselves",
+    }
 
     num_symbols: int = option(20, "size V of the permuted set", minimum=2, maximum=4096)
     num_pairs: int | None = option(
@@ -72,6 +78,15 @@ class Bijection(Task):
             f"bijections of {self.num_symbols} symbols. "
             f"{memorisation(self.hypothesis_bits, 'bijection')}."
         )
+
+    def _groups(self, batch: Batch, time: Tensor) -> dict[str, Tensor]:
+        keys = batch.tokens[:, time - time % 2]  # of the pair a position belongs to
+        matching = batch.tokens[:, batch.positions, None] == keys[:, None, :]  # [B, P, T]
+        return {
+            **super()._groups(batch, time),
+            "matching": matching & (time < batch.positions[:, None]),
+            "evidence": time % 2 == 1,
+        }
 
     def _draw(self, batch_size: int, generator: torch.Generator, device: torch.device) -> Batch:
         V, K = self.num_symbols, self.num_pairs

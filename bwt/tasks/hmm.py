@@ -35,6 +35,14 @@ class HMM(Task):
 
     name: ClassVar[str] = "hmm"
     length_option: ClassVar[str] = "length"
+    meanings: ClassVar[dict[str, str]] = {
+        "self": "the current observation",
+        "matching": "the header's emission probabilities of the observed symbol",
+        "transition": "the header's transition probabilities",
+        "previous": "the observation before",
+        "older": "observations before that one",
+        "irrelevant": "the rest of the header",
+    }
 
     num_states: int = option(5, "hidden states S", minimum=1, maximum=128)
     num_symbols: int = option(5, "observable symbols V", minimum=2, maximum=4096)
@@ -121,6 +129,40 @@ class HMM(Task):
             f"{self.num_symbols} symbols. Those whose probabilities are multiples of 0.01 alone "
             f"are 2^{self.hypothesis_bits:.1f}. {memorisation(self.hypothesis_bits, 'HMM')}."
         )
+
+    def _groups(self, batch: Batch, time: Tensor) -> dict[str, Tensor]:
+        S, V = self.num_states, self.num_symbols
+        if self.header == "rows":
+            transition, symbol = time < S, torch.where((time >= S) & (time < S + V), time - S, -1)
+            stride = 1
+        else:
+            start = 2 + S * S
+            transition = (time >= 1) & (time <= S * S)
+            inside = (time >= start) & (time < start + S * V)
+            symbol, stride = torch.where(inside, (time - start) % V, -1), 2
+        back = batch.positions[:, None] - time  # [P, T]
+        body = time >= self._header_len
+        return {
+            **super()._groups(batch, time),
+            "matching": symbol == self.shown(batch)[..., None],
+            "transition": transition,
+            "previous": (back > 0) & (back <= stride) & body,
+            "older": (back > stride) & body,
+        }
+
+    @property
+    def addresses(self) -> Tensor:
+        """The header."""
+        return torch.arange(self._header_len)
+
+    def different_addresses(self, batch: Batch) -> Tensor:
+        """The place decides, whatever probability stands there."""
+        different = ~torch.eye(self._header_len, dtype=torch.bool, device=batch.tokens.device)
+        return different.expand(len(batch.tokens), -1, -1)
+
+    def shown(self, batch: Batch) -> Tensor:
+        """The observations."""
+        return self.parameters(batch)[0]
 
     def _draw(self, batch_size: int, generator: torch.Generator, device: torch.device) -> Batch:
         S, V = self.num_states, self.num_symbols

@@ -30,6 +30,12 @@ class Recall(Task):
 
     name: ClassVar[str] = "recall"
     length_option: ClassVar[str] = "num_pairs"
+    meanings: ClassVar[dict[str, str]] = {
+        "self": "the question",
+        "matching": "the stored pair that is asked about",
+        "other": "the other stored pairs",
+        "irrelevant": "filler and other questions",
+    }
 
     num_pairs: int = option(16, "stored pairs", minimum=1)
     num_keys: int = option(64, "size of the vocabulary of keys", minimum=1)
@@ -95,6 +101,26 @@ class Recall(Task):
             f"{memorisation(self.hypothesis_bits, 'set')}."
         )
 
+    def _groups(self, batch: Batch, time: Tensor) -> dict[str, Tensor]:
+        stored = time < PAIR_LEN * self.num_pairs
+        key_at = (time // PAIR_LEN * PAIR_LEN + 1).clamp_max(self.seq_len - 1)
+        asked = self.shown(batch)[..., None]
+        back = batch.positions[:, None] - time
+        return {
+            "self": (back >= 0) & (back < QUERY_LEN),
+            "matching": (batch.tokens[:, None, key_at] == asked) & stored,
+            "other": stored,
+        }
+
+    @property
+    def addresses(self) -> Tensor:
+        """The stored keys."""
+        return torch.arange(1, PAIR_LEN * self.num_pairs, PAIR_LEN)
+
+    def shown(self, batch: Batch) -> Tensor:
+        """The keys of the questions."""
+        return batch.tokens[:, batch.positions - 1]
+
     def _draw(self, batch_size: int, generator: torch.Generator, device: torch.device) -> Batch:
         N, Q = self.num_pairs, self.num_queries
         keys = shuffled(batch_size, self.num_keys, generator, device)[:, : self._num_drawn]
@@ -120,7 +146,7 @@ class Recall(Task):
         [B, N, num_values]."""
         stored = batch.tokens[:, : PAIR_LEN * self.num_pairs]
         keys, values = stored[:, 1::PAIR_LEN], stored[:, 3::PAIR_LEN]
-        asked = batch.tokens[:, batch.positions - 1]
+        asked = self.shown(batch)
         values = values - NUM_SPECIALS - self.num_keys
         if check and bool(((values < 0) | (values >= self.num_values)).any()):
             self._fail("the batch has other tokens than values where values are stored")
