@@ -34,18 +34,25 @@ export PRINT_CHOICE
 
 # What the sanitized library needs loaded before Python: it is not linked into Python itself.
 SANITIZE_OPS := attention bijection_posterior gelu hmm_filter rms_norm selective_scan
-SANITIZE_TESTS := $(foreach op,$(SANITIZE_OPS),$(filter-out %_triton.py %_ptx.py %_cuda.py,\
-	$(wildcard tests/test_$(op)*.py))) tests/test_strides.py tests/test_raw_ops.py
+SANITIZE_TESTS := $(foreach op,$(SANITIZE_OPS),$(wildcard tests/ops/test_$(op)*.py)) \
+	tests/ops/test_strides.py tests/csrc/test_raw_ops.py
 PRELOADED = $(foreach name,asan ubsan stdc++,$(shell $(CXX) -print-file-name=lib$(name).so))
 
-.PHONY: demo test lint format build rebuild bench sanitize fuzz check-torch check-cuda gpu clean FORCE
+.PHONY: demo test quick lint format build rebuild bench sanitize fuzz check-torch check-cuda gpu clean FORCE
 
 demo: build
 	$(BIN)/bwt train bijection --preset quick
 
+# A process on each core; the emulated GPU is one for a process, too.
+SIDE_BY_SIDE := -n auto --dist worksteal
+
 test: build lint
-	$(BIN)/python -P -m pytest
-	$(BIN)/python -P tests/emulated_gpu
+	$(BIN)/python -P -m pytest $(SIDE_BY_SIDE)
+	$(BIN)/python -P tests/emulated_gpu $(SIDE_BY_SIDE)
+
+# What a developer wants to know after each edit.
+quick: build lint
+	$(BIN)/python -P -m pytest $(SIDE_BY_SIDE) -q -m "not gpu" $(QUICK_TESTS)
 
 lint: $(VENV)/.dependencies
 	$(BIN)/ruff check .
@@ -65,11 +72,11 @@ rebuild:
 
 # Builds against other releases of torch, in environments of their own under build/.
 check-torch: $(VENV)/.dependencies
-	$(BIN)/python tests/builds/check_torch.py $(RELEASES)
+	$(BIN)/python tests/packaging/builds/check_torch.py $(RELEASES)
 
 # ARCHS="80 90" restricts the architectures: all of them are 5,000 kernels, about a second each.
 check-cuda: $(VENV)/.dependencies
-	$(BIN)/python tests/builds/check_cuda.py $(ARCHS)
+	$(BIN)/python tests/packaging/builds/check_cuda.py $(ARCHS)
 
 bench: build
 	$(BIN)/pip install --quiet -e '.[bench]' --no-build-isolation

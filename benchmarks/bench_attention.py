@@ -20,8 +20,8 @@ from typing import NamedTuple
 import common
 import numpy as np
 import plots
-import records
 import torch
+from bounds import attention_error, deviation
 from common import FORWARD, FULL, Bench, Case, Claim, Provider, Unavailable
 from torch import Tensor
 from torch.nn import functional
@@ -175,7 +175,6 @@ def expected(case: Case):
 @functools.cache
 def coarse_bounds(case: Case) -> list[float]:
     """In 16 bits, as the tests allow it: what rounding the operands of each product costs."""
-    sys.path.append(str(records.ROOT / "tests"))
     import attention_triton
 
     x = inputs(case, "cpu")
@@ -184,25 +183,22 @@ def coarse_bounds(case: Case) -> list[float]:
     wanted = attention_triton.expect(tensors, gradients)
     mode = {"bfloat16": "bf16", "float16": "fp16"}[case.dtype]
     found = attention_triton.bounds(mode, tensors, gradients, wanted)
-    return [found[name] for name in ("out", "weights", *attention_triton.BACKWARD)]
+    names = ("out", "weights", *attention_triton.BACKWARD)
+    return [found[name] / max(1.0, np.abs(wanted[name]).max()) for name in names]
 
 
 def check(case: Case, mode: str, x: Inputs, outputs, units: float) -> str | None:
-    """The first two sequences against the reference. The bound in float32 is that of a sum of T + D
-    rounded terms of order one, with room for the chain of two products."""
+    """The first two sequences against the reference."""
     forward, grads = expected(case)
     wanted = [forward.out, forward.weights, *(grads if mode == FULL else ())]
     _, _, T, D = sizes(case)
-    bound = 30 * torch.finfo(torch.float32).eps * (T**0.5 + D**0.5)
+    whole = case.dtype == "float32"
+    allowed = [attention_error(torch.float32, T, D)] * 5 if whole else coarse_bounds(case)
     for index, (got, want) in enumerate(zip(outputs, wanted, strict=True)):
         if got is None:
             continue
-        error = np.abs(got[:2].detach().double().cpu().numpy() - want).max()
-        allowed = bound * max(1.0, np.abs(want).max())
-        if case.dtype != "float32":
-            allowed = coarse_bounds(case)[index]
-        if not error <= allowed:
-            return f"result {index} is off by {error:.3g}, allowed {allowed:.3g}"
+        if fault := deviation(f"result {index}", got[:2], want, allowed[index]):
+            return fault
     return None
 
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import common
 import numpy as np
 import torch
+from bounds import deviation, rounding, slope_deviation
 from common import FORWARD, FULL, Bench, Case, Claim, Provider, Unavailable, per_unit
 from torch import Tensor
 
@@ -233,20 +234,13 @@ def check(case: Case, mode: str, x: Inputs, outputs, count: float) -> str | None
 
 
 def compare(name: str, got: Tensor, want: np.ndarray, dtype: str) -> str | None:
-    """Computed in float64 and rounded once to the case's dtype; twice that leaves room."""
-    error = np.abs(got.double().cpu().numpy() - want).max(initial=0.0)
-    bound = 2 * torch.finfo(getattr(torch, dtype)).eps * max(1.0, np.abs(want).max(initial=0.0))
-    # Not `error > bound`, which NaN would pass.
-    return None if error <= bound else f"{name} is off by {error:.3g}, allowed {bound:.3g}"
+    return deviation(name, got, want, rounding(getattr(torch, dtype)))
 
 
 def check_slope(case: Case, gradient: Tensor, count: int) -> str | None:
     direction, want = expected_slope(case, count)
     terms = gradient.double().cpu().numpy() * direction
-    error = abs(terms.sum() - want)
-    # The gradient is rounded once per entry; 1e-7 is for the differences (step^2 and eps / step).
-    bound = (4 * torch.finfo(getattr(torch, case.dtype)).eps + 1e-7) * np.abs(terms).sum()
-    return None if error <= bound else f"gradient is off by {error:.3g}, allowed {bound:.3g}"
+    return slope_deviation([terms], want, getattr(torch, case.dtype), roundings=4)
 
 
 def operations(case: Case) -> int:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import common
 import numpy as np
 import torch
+from bounds import deviation, hmm_error, slope_deviation
 from common import FORWARD, FULL, Bench, Case, Claim, Provider, Unavailable, per_unit
 from torch import Tensor
 
@@ -237,15 +238,10 @@ def check(case: Case, mode: str, x: Inputs, outputs, units: float) -> str | None
 
 
 def compare(case: Case, name: str, got: Tensor, want: np.ndarray) -> str | None:
-    """The bound of tests/tolerances.py (hmm_error), whose derivation is there."""
     if want.ndim == 3:
         got = got[:, : want.shape[1]]
-    error = np.abs(got.detach().double().cpu().numpy() - want).max(initial=0.0)
     steps = want.shape[1] if want.ndim == 3 else case.shape["T"]
-    bound = 16 * torch.finfo(getattr(torch, case.dtype)).eps * (case.shape["S"] + 4) * steps**0.5
-    bound *= max(1.0, np.abs(want).max(initial=0.0))
-    # Not `error > bound`, which NaN would pass.
-    return None if error <= bound else f"{name} is off by {error:.3g}, allowed {bound:.3g}"
+    return deviation(name, got, want, hmm_error(getattr(torch, case.dtype), case.shape["S"], steps))
 
 
 def check_slope(case: Case, gradients) -> str | None:
@@ -254,11 +250,7 @@ def check_slope(case: Case, gradients) -> str | None:
         gradient[: len(d)].double().cpu().numpy() * d
         for gradient, d in zip(gradients, directions, strict=True)
     ]
-    error = abs(sum(term.sum() for term in terms) - want)
-    eps = torch.finfo(getattr(torch, case.dtype)).eps
-    # Terms of independent rounding errors; 1e-7 is for the differences (step^2 and eps / step).
-    bound = (64 * eps + 1e-7) * sum(np.abs(term).sum() for term in terms)
-    return None if error <= bound else f"gradient is off by {error:.3g}, allowed {bound:.3g}"
+    return slope_deviation(terms, want, getattr(torch, case.dtype), roundings=64)
 
 
 STYLES = {  # marker, colour (Okabe and Ito's, which the colour-blind can tell apart)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import common
 import torch
+from bounds import deviation, model_error
 from common import Bench, Case, Claim, Provider
 from torch import Tensor, nn
 
@@ -115,9 +116,7 @@ def provider(name: str) -> Provider:
 
 def check(case: Case, mode: str, x: Inputs, outputs, units: float) -> str | None:
     got, want = outputs
-    error = (got.double().cpu() - want).abs().max().item()
-    allowed = 1e-4 * want.abs().max().item()
-    return None if error <= allowed else f"logits are off by {error:.3g}, allowed {allowed:.3g}"
+    return deviation("logits", got, want.numpy(), model_error(torch.float32), least=0.0)
 
 
 BENCH = Bench(

@@ -12,13 +12,12 @@ from typing import NamedTuple
 import common
 import numpy as np
 import torch
+from bounds import deviation, gelu_error, norm_error
 from common import FORWARD, FULL, Bench, Case, Provider, Unavailable
 from torch import Tensor
 
 from bwt import ops, reference
 from bwt.ops import _dispatch
-
-ALLOWED = 1e-5  # of the largest entry
 
 
 def declare(op: str, rows: int, width: int) -> Case:
@@ -69,10 +68,14 @@ def check(case: Case, mode: str, x: Inputs, outputs, units: float) -> str | None
     if mode == FULL:
         gradients = getattr(reference, f"{op}_backward")(*arrays, x.grad.double().cpu().numpy())
         wanted += gradients if isinstance(gradients, tuple) else [gradients]
+    dtype = x.tensors[0].dtype
+    if op == "gelu":
+        bound = gelu_error(dtype, np.abs(arrays[0]).max())
+    else:
+        bound = norm_error(dtype, max(case.shape["rows"], case.shape["width"]))
     for index, (got, want) in enumerate(zip(outputs, wanted, strict=True)):
-        error = np.abs(got.cpu().numpy() - want).max() / np.abs(want).max()
-        if not error <= ALLOWED:
-            return f"result {index} is off by {error:.3g}, allowed {ALLOWED:.3g}"
+        if fault := deviation(f"result {index}", got, want, bound):
+            return fault
     return None
 
 

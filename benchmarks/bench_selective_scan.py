@@ -19,6 +19,7 @@ import common
 import numpy as np
 import plots
 import torch
+from bounds import deviation, scan_error
 from common import FORWARD, FULL, Bench, Case, Claim, Provider, Unavailable
 from torch import Tensor
 from torch.nn import functional
@@ -179,12 +180,8 @@ def check(case: Case, mode: str, x: Inputs, outputs, units: float) -> str | None
 
 
 def compare(case: Case, name: str, got: Tensor, want: np.ndarray, terms: float) -> str | None:
-    """The bound of tests/tolerances.py (scan_error), whose derivation is there."""
-    error = np.abs(got.detach().double().cpu().numpy() - want).max(initial=0.0)
-    eps = torch.finfo(getattr(torch, case.dtype)).eps
-    bound = 16 * eps * (case.shape["L"] ** 0.5 + terms**0.5) * max(1.0, np.abs(want).max())
-    # Not `error > bound`, which NaN would pass.
-    return None if error <= bound else f"{name} is off by {error:.3g}, allowed {bound:.3g}"
+    bound = scan_error(getattr(torch, case.dtype), case.shape["L"], terms)
+    return deviation(name, got, want, bound)
 
 
 COLOURS = {

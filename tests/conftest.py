@@ -1,11 +1,19 @@
 """Common fixtures."""
 
 import importlib
+import os
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+
+# Side by side, each process has its share of the cores, and so do those that it starts. Tests of
+# threads set their number themselves.
+if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):
+    share = max(1, (os.cpu_count() or 1) // workers)
+    os.environ.setdefault("OMP_NUM_THREADS", str(share))
+    torch.set_num_threads(share)
 
 
 @pytest.fixture(autouse=True)

@@ -77,7 +77,8 @@ def main() -> int:
     parser.add_argument("--case", nargs=2, metavar=("KIND", "SEED"))
     parser.add_argument("--work", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    sys.path.insert(0, str(Path(__file__).parent))
+    here = Path(__file__).parent
+    sys.path[:0] = [str(here), str(here / "helpers")]
     from fuzz_cases import KINDS, check
 
     if options.work:

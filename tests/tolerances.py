@@ -89,6 +89,20 @@ def norm_error(dtype: torch.dtype, terms: int) -> float:
     return 8 * torch.finfo(dtype).eps * max(terms, 1) ** 0.5
 
 
+def slope_error(dtype: torch.dtype, roundings: int) -> float:
+    """A gradient along a direction against a central difference, relative to the sum of the sizes
+    of its terms: each has so many roundings, and 1e-7 is for the difference itself (step^2 and
+    eps / step)."""
+    return roundings * torch.finfo(dtype).eps + 1e-7
+
+
+def model_error(dtype: torch.dtype) -> float:
+    """Logits and gradients of a model of the paper's size against float64, relative to the largest
+    of each: some ten layers in each direction, 20, with sums of up to 2,500 positions, whose
+    rounding errors of independent signs grow with the root, 50; 8 for terms that cancel."""
+    return 20 * 50 * 8 * torch.finfo(dtype).eps
+
+
 def training_error(dtype: torch.dtype) -> float:
     """Losses of a few updates of a small model, and the gradients of the first, relative to the
     largest: two computations that add the same terms in other orders, through some ten layers in

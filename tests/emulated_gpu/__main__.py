@@ -21,10 +21,9 @@ def main(options: list[str]) -> int:
     if version["cuda"] or version["hip"]:
         print("torch is built for GPUs: its tests are run by pytest itself where there is one")
         return 0
-    files = sorted(str(path) for path in TESTS.glob("test_gpu_*.py"))
     codes = [
-        run(*files, *options, gpus=1),
-        run(str(TESTS / "test_gpu_emulation.py"), *options, gpus=2),
+        run(str(TESTS / "gpu"), str(TESTS / "benchmarks"), *options, gpus=1),
+        run(str(TESTS / "gpu/test_gpu_emulation.py"), *options, gpus=2),
     ]
     return max(codes)
 

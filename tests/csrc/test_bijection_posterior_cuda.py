@@ -1,0 +1,281 @@
+"""The CUDA kernels of bijection_posterior without a GPU: their sm_80 PTX is executed and compared
+with NumPy, and they are compiled for every architecture that is shipped."""
+
+import struct
+
+import numpy as np
+import pytest
+import torch
+from bijections import draw, draw_channel, symmetric_channel
+from extreme_channels import CASES, assert_exact, assert_exact_gradient, gradient_weights
+from nvcc import ROOT, needs_nvcc, ptx, usage
+from ptx import Memory, launch
+from tolerances import rounding, running_sum, subset_sums
+
+from bwt import ops, reference
+from bwt.reference.bijection_posterior import BijectionPosterior
+
+pytestmark = needs_nvcc
+SOURCE = ROOT / "tests/csrc/cuda/bijection_posterior.cu"
+NO_FAULT = 0x7F7F7F7F7F7F7F7F
+LETTER = {np.float32: "f", np.float64: "d"}
+
+
+class Batch:
+    """Device memory of one call."""
+
+    def __init__(self, keys, values, num_symbols, out):
+        self.memory = Memory()
+        self.shape = keys.shape
+        self.num_symbols = num_symbols
+        self.keys = self.memory.add(np.ascontiguousarray(keys, np.int64))
+        self.values = self.memory.add(np.ascontiguousarray(values, np.int64))
+        shapes = [(*self.shape, num_symbols), self.shape, self.shape]
+        self.outputs = [np.full(shape, 77, out) for shape in shapes]
+        self.writer = [self.memory.add(array) for array in self.outputs]
+        self.fault = np.full(1, NO_FAULT, np.int64)
+        self.fault_address = self.memory.add(self.fault)
+
+    def result(self):
+        return BijectionPosterior(*self.outputs)
+
+
+def run_noiseless(keys, values, num_symbols, out=np.float32, warps=2, blocks=2):
+    batch = Batch(keys, values, num_symbols, out)
+    packed = struct.pack(
+        "<QQqqi4xQQQQ",
+        batch.keys,
+        batch.values,
+        *batch.shape,
+        num_symbols,
+        *batch.writer,
+        batch.fault_address,
+    )
+    stats = launch(
+        ptx(SOURCE),
+        batch.memory,
+        [packed],
+        grid=(blocks, 1, 1),
+        block=(32 * warps, 1, 1),
+        shared_bytes=8 * num_symbols * warps,
+        kernel=f"noiseless_kernelI{LETTER[out]}E",
+    )
+    return batch.result(), int(batch.fault[0]), stats
+
+
+def noisy_arguments(batch, channel, *, wide, in_shared, adjoints, blocks):
+    """The NoisyBatch argument, and the shared memory of the launch."""
+    memory, num_symbols = batch.memory, batch.num_symbols
+    masks = np.array(sorted(range(1 << num_symbols), key=lambda s: (s.bit_count(), s)), np.uint32)
+    sizes = np.array([int(mask).bit_count() for mask in masks])
+    begin = np.searchsorted(sizes, np.arange(num_symbols + 2)).astype(np.int32)
+    real = 16 if wide else 8
+    table = (real << num_symbols) * (2 if adjoints else 1)
+    scratch = num_symbols * ((num_symbols + 3) * real + 3 * 8 + (num_symbols + 3) * 4)
+    scratch = (scratch + 15) // 16 * 16
+    workspace = 0 if in_shared else memory.add(np.full(blocks * table, 0xA5, np.uint8))
+    packed = struct.pack(
+        "<QQqqi4xQQQQQQ",
+        batch.keys,
+        batch.values,
+        *batch.shape,
+        num_symbols,
+        memory.add(np.ascontiguousarray(channel)),
+        memory.add(masks),
+        memory.add(begin),
+        workspace,
+        batch.fault_address,
+        memory.add(np.array([wide], np.int32)),
+    )
+    return packed, scratch + (table if in_shared else 0)
+
+
+def run_noisy(keys, values, channel, out=np.float64, *, wide=False, in_shared=True, blocks=2):
+    batch = Batch(keys, values, len(channel), out)
+    packed, shared = noisy_arguments(
+        batch, channel, wide=wide, in_shared=in_shared, adjoints=False, blocks=blocks
+    )
+    stats = launch(
+        ptx(SOURCE),
+        batch.memory,
+        [packed, struct.pack("<QQQ", *batch.writer)],
+        grid=(blocks, 1, 1),
+        block=(64, 1, 1),
+        shared_bytes=shared,
+        kernel=f"noisy_kernelI{'NS_4WideE' if wide else 'd'}{LETTER[out]}E",
+    )
+    return batch.result(), int(batch.fault[0]), stats
+
+
+def run_gradient(keys, values, channel, weights, *, wide, in_shared=True, blocks=2):
+    """d_channel; weights are the gradients of posterior, entropy and log_evidence."""
+    batch = Batch(keys, values, len(channel), np.float64)
+    packed, shared = noisy_arguments(
+        batch, channel, wide=wide, in_shared=in_shared, adjoints=True, blocks=blocks
+    )
+    later = np.ascontiguousarray(weights[2].astype(np.float64)[:, ::-1].cumsum(1)[:, ::-1])
+    sums = np.zeros((blocks, *channel.shape))
+    letter = LETTER[weights[0].dtype.type]
+    arguments = [packed, *(batch.memory.add(x) for x in (weights[0], weights[1], later, sums))]
+    launch(
+        ptx(SOURCE),
+        batch.memory,
+        arguments,
+        grid=(blocks, 1, 1),
+        block=(64, 1, 1),
+        shared_bytes=shared,
+        kernel=f"channel_gradient_kernelI{'NS_4WideE' if wide else 'd'}{letter}E",
+    )
+    return sums.sum(0)
+
+
+def assert_agrees(got, expected, error=0.0):
+    for name in BijectionPosterior._fields:
+        actual, target = getattr(got, name), getattr(expected, name)
+        scale = max(1.0, np.abs(target).max(initial=0.0))
+        dtype = torch.float32 if actual.dtype == np.float32 else torch.float64
+        bound = rounding(dtype, scale) + scale * error + running_sum(target.shape[1], scale)
+        np.testing.assert_allclose(actual, target, rtol=0, atol=bound, err_msg=name)
+
+
+@pytest.mark.parametrize("out", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    "B,K,V",
+    [
+        pytest.param(B, K, V, id=f"B{B}-K{K}-V{V}")
+        for B, K, V in [(1, 1, 1), (5, 19, 20), (3, 40, 20), (2, 33, 7), (2, 70, 50), (1, 5, 300)]
+    ],
+)
+def test_noiseless(B, K, V, out):
+    rng = np.random.default_rng(B + K + V)
+    for replacement in (True, False):
+        steps = K if replacement else min(K, V)
+        keys, values = (x.numpy() for x in draw(rng, B, steps, V, replacement=replacement))
+        got, fault, stats = run_noiseless(keys, values, V, out)
+        assert fault == NO_FAULT
+        assert_agrees(got, reference.bijection_posterior(keys, values, V))
+        # Rows are written in one run of addresses; entropy and evidence add short ones.
+        assert stats.store_sectors <= 1.35 * stats.store_sectors_ideal + 8 * B
+
+
+def test_noiseless_stores_are_coalesced():
+    rng = np.random.default_rng(0)
+    keys, values = (x.numpy() for x in draw(rng, 8, 32, 32, replacement=False))
+    _, _, stats = run_noiseless(keys, values, 32)
+    assert stats.store_sectors == stats.store_sectors_ideal
+
+
+NOISY = [
+    pytest.param(B, K, V, id=f"B{B}-K{K}-V{V}")
+    for B, K, V in [(1, 2, 1), (3, 4, 2), (3, 10, 5), (2, 12, 7)]
+]
+
+
+@pytest.mark.parametrize("B,K,V", NOISY)
+@pytest.mark.parametrize("in_shared", [True, False], ids=["shared", "global"])
+@pytest.mark.parametrize("wide", [False, True], ids=["double", "wide"])
+def test_noisy(B, K, V, in_shared, wide):
+    rng = np.random.default_rng(B + K + V)
+    channel = draw_channel(rng, V).numpy()
+    keys, values = rng.integers(V, size=(2, B, K))
+    got, fault, _ = run_noisy(keys, values, channel, wide=wide, in_shared=in_shared)
+    assert fault == NO_FAULT
+    expected = reference.bijection_posterior(keys, values, V, channel=channel)
+    assert_agrees(got, expected, subset_sums(V, K))
+
+
+def test_noisy_float32_output():
+    rng = np.random.default_rng(0)
+    channel = draw_channel(rng, 5).numpy()
+    keys, values = rng.integers(5, size=(2, 3, 8))
+    expected = reference.bijection_posterior(keys, values, 5, channel=channel)
+    for wide in (False, True):
+        got, _, _ = run_noisy(keys, values, channel, np.float32, wide=wide)
+        assert_agrees(got, expected, subset_sums(5, 8))
+
+
+def test_sharp_channel_in_extended_range():
+    rng = np.random.default_rng(3)
+    keys, values = rng.integers(3, size=(2, 2, 30))
+    channel = symmetric_channel(5, 1e-30).numpy()
+    got, _, _ = run_noisy(keys, values, channel, wide=True)
+    expected = reference.bijection_posterior(keys, values, 5, channel=channel)
+    assert_agrees(got, expected, subset_sums(5, 30))
+
+
+@pytest.mark.parametrize("wide", [False, True], ids=["double", "wide"])
+@pytest.mark.parametrize("inp", [np.float32, np.float64])
+@pytest.mark.parametrize("in_shared", [True, False], ids=["shared", "global"])
+def test_channel_gradient(wide, inp, in_shared):
+    """Against the native backward, which gradcheck and enumeration have checked."""
+    rng = np.random.default_rng(4)
+    V, K, B = 5, 9, 3
+    channel = draw_channel(rng, V).requires_grad_()
+    keys, values = rng.integers(V, size=(2, B, K))
+    weights = [rng.normal(size=shape).astype(inp) for shape in [(B, K, V), (B, K), (B, K)]]
+    outputs = ops.bijection_posterior(
+        torch.from_numpy(keys), torch.from_numpy(values), V, channel=channel
+    )
+    loss = sum(
+        (torch.from_numpy(w).double() * o).sum() for w, o in zip(weights, outputs, strict=True)
+    )
+    (expected,) = torch.autograd.grad(loss, channel)
+
+    got = run_gradient(
+        keys, values, channel.detach().numpy(), weights, wide=wide, in_shared=in_shared
+    )
+    np.testing.assert_allclose(got, expected.numpy(), rtol=1e-11, atol=1e-11)
+
+
+EXTREME = ["powers-8", "zeros-7", "flip-V2-1e-300", "flip-V3-4e-308", "revived"]
+
+
+@pytest.mark.parametrize("name", [*EXTREME, "revived beyond a double"])
+def test_extreme_channels(name):
+    keys, values, channel = CASES[name]
+    got, fault, _ = run_noisy(keys[None], values[None], channel, wide=True, blocks=1)
+    assert fault == NO_FAULT
+    assert_exact(got, keys, values, channel)
+    weights = gradient_weights(keys, channel)
+    batch = [weight[None] for weight in weights]
+    gradient = run_gradient(keys[None], values[None], channel, batch, wide=True, blocks=1)
+    assert_exact_gradient(gradient, keys, values, channel, weights)
+
+
+FAULTS = {
+    "key range": ([[0, 1, 7]], [[0, 1, 2]], 0),
+    "value range": ([[0, 1, 2]], [[0, -1, 2]], 1),
+    "contradiction": ([[0, 1, 2]], [[0, 0, 2]], 2),
+    "changed value": ([[0, 0, 2]], [[0, 1, 2]], 2),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("noisy", [False, True], ids=["noiseless", "noisy"])
+def test_faults_are_reported_and_rows_zeroed_as_by_the_native_kernel(name, noisy):
+    keys, values, code = FAULTS[name]
+    good = np.arange(3)[None]
+    keys, values = np.concatenate([good, keys]), np.concatenate([good, values])
+    channel = np.eye(3)
+    if noisy:
+        got, fault, _ = run_noisy(keys, values, channel)
+    else:
+        got, fault, _ = run_noiseless(keys, values, 3, np.float64)
+    *expected, native_fault = torch.ops.bwt.bijection_posterior(
+        torch.from_numpy(keys),
+        torch.from_numpy(values),
+        torch.from_numpy(channel) if noisy else 3,
+        torch.float64,
+    )
+    assert fault == int(native_fault) and fault % 4 == code
+    for actual, target in zip(got, expected, strict=True):
+        np.testing.assert_allclose(actual, target.numpy(), atol=1e-14)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+def test_compiles_without_spills_or_local_memory(arch, tmp_path):
+    kernels = usage(SOURCE, arch, tmp_path / "kernels.cubin")
+    assert len(kernels) == 11
+    for name, used in kernels.items():
+        assert used["stack"] == used["spill"] == used["local"] == 0, (name, used)
+        assert used["registers"] <= 96, (name, used)

@@ -1,0 +1,256 @@
+"""Triton kernels without a GPU: interpreted, compiled ahead of time, and executed as PTX.
+
+Nothing of Triton is imported here at the top: whether kernels are interpreted is decided when
+they are first imported, so every process settles its environment before that.
+"""
+
+import json
+import os
+import pickle
+import re
+import subprocess
+import sys
+from concurrent.futures import Future, ProcessPoolExecutor
+from importlib import import_module
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import torch
+from ptx import Memory, Stats, launch
+
+TESTS = Path(__file__).parents[1]
+DTYPES = {
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "tf32": torch.float32,
+    "fp32": torch.float32,
+    "fp64": torch.float64,
+}
+
+
+class Interpreter:
+    """A process that calls functions of kernel modules with TRITON_INTERPRET=1."""
+
+    def __init__(self):
+        self.process = subprocess.Popen(
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(TESTS)},
+        )
+
+    def call(self, module: str, function: str, *args, **kwargs):
+        pickle.dump((module, function, args, kwargs), self.process.stdin)
+        self.process.stdin.flush()
+        failed, result = pickle.load(self.process.stdout)
+        if failed:
+            raise AssertionError(f"{function} failed in the interpreter:\n{result}")
+        return result
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait(timeout=30)
+        self.process.stdout.close()
+
+
+def _serve():
+    """The other end of an Interpreter."""
+    import traceback
+
+    # What a kernel forgets to write shows as NaN.
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.set_num_threads(1)
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # prints must not mix with answers
+    while True:
+        try:
+            module, function, args, kwargs = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        try:
+            answer = (False, getattr(import_module(module), function)(*args, **kwargs))
+        except Exception:
+            answer = (True, traceback.format_exc())
+        pickle.dump(answer, answers)
+        answers.flush()
+
+
+class Compiler:
+    """Compiles in two processes what tests announce, so that it is ready when they ask."""
+
+    def __init__(self, folder):
+        self.folder = str(folder)
+        self.pending: dict[str, Future] = {}
+        self.records: dict[str, dict] = {}
+        self.pool = ProcessPoolExecutor(
+            2, mp_context=get_context("spawn"), initializer=_prepare, initargs=(self.folder,)
+        )
+
+    def announce(self, module: str, arch: str, **example) -> str:
+        """Start to compile the launches of `module.example_launches(**example)`."""
+        request = json.dumps([module, arch, example], sort_keys=True)
+        if request not in self.pending:
+            self.pending[request] = self.pool.submit(
+                _compile, module, arch, example, f"{self.folder}/{len(self.pending)}"
+            )
+        return request
+
+    def get(self, module: str, arch: str, **example) -> dict[str, dict]:
+        """Kernel name -> record of kernels.aot, for one example."""
+        records = self.pending[self.announce(module, arch, **example)].result()
+        self.records |= {key: record for key, record in records.values()}
+        return {name: record for name, (_, record) in records.items()}
+
+    def find(self, wanted) -> dict:
+        """The record of a launch for sm_80."""
+        return self.records[launch_key(wanted, "sm_80")]
+
+    def close(self):
+        self.pool.shutdown(cancel_futures=True)
+
+
+def _prepare(folder):
+    os.environ.pop("TRITON_INTERPRET", None)
+    os.environ["TRITON_CACHE_DIR"] = f"{folder}/cache"
+
+
+def _compile(module, arch, example, out):
+    from bwt.kernels import aot
+
+    only = example.pop("only", None)
+    launches = import_module(module).example_launches(arch=arch, **example)
+    return {
+        name: (launch_key(one, arch), aot.build(name, one, arch, out))
+        for name, one in launches.items()
+        if only is None or name in only
+    }
+
+
+class _NoDriver:
+    """Lets Triton's own launcher compile for sm_80 where there is no device."""
+
+    def get_current_target(self):
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 80, 32)
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
+
+
+def without_lines(ptx: str) -> str:
+    """The code alone; places in source files depend on how a kernel was reached."""
+    code, _, _ = ptx.partition("\t.section\t.debug")
+    return re.sub(r"\s*\.(loc|file)\t.*|//.*", "", code)
+
+
+def ptx_of_a_call(module: str, **example) -> dict[str, str]:
+    """Kernel name -> PTX that a call on an sm_80 would compile, through Triton's launcher."""
+    from triton.runtime import driver
+
+    driver.set_active(_NoDriver())
+    return {
+        name: without_lines(
+            one.kernel.warmup(
+                **one.arguments,
+                **one.config.tiles,
+                num_warps=one.config.warps,
+                num_stages=one.config.stages,
+                enable_fp_fusion=True,
+                grid=(one.grid,),
+            ).asm["ptx"]
+        )
+        for name, one in import_module(module).example_launches(arch="sm_80", **example).items()
+    }
+
+
+def launch_key(one, arch) -> str:
+    """Launches with the same key run the same code."""
+    from bwt.kernels import aot
+
+    return repr((one.kernel.__name__, arch, aot.signature(one), one.config))
+
+
+def execute(record: dict, one, seed: int = 0) -> Stats:
+    """Run the PTX of a launch, warps in an order drawn from `seed`; it writes to its tensors."""
+    memory, mapped = Memory(), {}
+
+    def place(x: torch.Tensor) -> int:
+        storage = x.untyped_storage()
+        if storage.data_ptr() not in mapped:
+            raw = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+            mapped[storage.data_ptr()] = memory.add(raw)
+        return mapped[storage.data_ptr()] + x.storage_offset() * x.element_size()
+
+    values = [one.arguments[name] for name in record["arguments"]]
+    with open(record["ptx"]) as file:
+        return launch(
+            file.read(),
+            memory,
+            [place(x) if isinstance(x, torch.Tensor) else x for x in values],
+            grid=(one.grid, 1, 1),
+            block=(32 * record["num_warps"], 1, 1),
+            shared_bytes=record["shared"],
+            seed=seed,
+        )
+
+
+def emulator(compiler: Compiler, monkeypatch, module: str):
+    """(call, stats): call runs a launcher of `module` with its kernels as PTX, stats fills with
+    what each of them did."""
+    from bwt.kernels import configs
+
+    stats: dict[str, Stats] = {}
+
+    def call(function, *args, seed=0, **options):
+        def run(self, device):
+            stats[self.name] = execute(compiler.find(self), self, seed)
+
+        monkeypatch.setattr(configs.Launch, "run", run)
+        return getattr(import_module(module), function)(*args, **options)
+
+    return call, stats
+
+
+def call_on_gpu(module: str, function: str, *args, **options):
+    """Like Interpreter.call, on the CUDA device; tensors come from and go back to the CPU."""
+    args = [None if a is None else a.cuda() for a in args]
+    found = getattr(import_module(module), function)(*args, **options)
+    return tuple(None if a is None else a.cpu() for a in found)
+
+
+def assert_within_budget(records: dict[str, dict], budgets: dict[str, tuple], op: str, arch: str):
+    """budgets: name of a kernel of the op -> registers and bytes of shared memory (NVIDIA only)."""
+    assert records.keys() == {f"{op}_{name}" for name in budgets}
+    for name, (registers, shared) in budgets.items():
+        record = records[f"{op}_{name}"]
+        assert record["stack"] == record["spills"] == 0, name
+        if arch != "gfx942":
+            assert record["registers"] <= registers and record["shared"] <= shared, name
+
+
+def rounded(a: np.ndarray, mode: str) -> np.ndarray:
+    """What a tensor core makes of an operand, in float64."""
+    if mode == "tf32":  # it ignores the last 13 bits
+        return (np.float32(a).view(np.uint32) & 0xFFFFE000).view(np.float32).astype(np.float64)
+    return torch.tensor(a).to(DTYPES[mode]).double().numpy()
+
+
+def run_python(*command: str, **environment: str) -> subprocess.CompletedProcess:
+    """Python at the root of the checkout, free to compile unless the environment says otherwise."""
+    free = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    return subprocess.run(
+        [sys.executable, "-P", *command],
+        cwd=TESTS.parent,
+        capture_output=True,
+        text=True,
+        env=free | environment,
+    )
+
+
+if __name__ == "__main__":
+    _serve()

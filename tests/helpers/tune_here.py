@@ -1,0 +1,129 @@
+"""The tuner without a GPU: its whole flow on interpreted kernels, with a clock that is told what to
+say. Runs in a process that interprets (see triton_aot.Interpreter)."""
+
+import io
+import sys
+from contextlib import ExitStack, redirect_stdout
+from importlib import import_module
+from pathlib import Path
+from unittest.mock import patch
+
+ROOT = Path(__file__).parents[2]
+
+
+def plain_call(module, function, *args, **options):
+    return getattr(import_module(module), function)(*args, **options)
+
+
+class Clock:
+    """Seconds of a launch from its config; fewer warps are faster, down to `best`."""
+
+    def __init__(self, best: int):
+        self.best, self.launches = best, []
+
+    def __call__(self, call):
+        launch = call.func.__self__
+        self.launches.append(launch.name)
+        return 1.0 + abs(launch.config.warps - self.best) / 10
+
+
+def tiny():
+    """The tuner's module, with sizes that can be interpreted."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    tune_subjects = import_module("tune_subjects")
+    tune_subjects.FULL = tune_subjects.Sizes(64, 2, (1, 2), (70,), 4, (5,), 8)
+    return tune_subjects
+
+
+def subjects(keys):
+    tune_subjects = tiny()
+    wanted = [tune_subjects.Key(*key) for key in keys]
+    return tune_subjects.subjects(wanted, "sm_80", tune_subjects.FULL)
+
+
+def flow(keys, folder, best=2, fault=None, limit=1e9):
+    """(what was said, the entries found, the text of the table, names of launches timed)."""
+    chosen = subjects(keys)
+    tune, tuned = import_module("tune"), import_module("bwt.kernels.tuned")
+    tuned.FOLDER = Path(folder)
+    said, clock = [], Clock(best)
+    call = plain_call if fault is None else FAULTS[fault]
+    machine = tune.Machine("sm_80", "cpu", call, clock)
+
+    def keep(entries):
+        tune.write("NVIDIA Test 1", "sm_80", entries)
+
+    found = tune.tune(chosen, machine, limit=limit, say=said.append, keep=keep)
+    path = tuned.path("Test-1")
+    entries = {tuple(key): [tuple(c) for c in configs] for key, configs in found.items()}
+    return said, entries, path.read_text() if path.exists() else "", clock.launches
+
+
+def wrong_with_four_warps(module, function, *args, **options):
+    """As a kernel would be whose tiles do not fit together: one value is off."""
+    found = plain_call(module, function, *args, **options)
+    if function.endswith("_forward") and _warps(module) == 4:
+        found[0].view(-1)[0] += 0.01
+    return found
+
+
+def refused_with_four_warps(module, function, *args, **options):
+    if _warps(module) == 4:
+        raise RuntimeError("out of resource: shared memory\nRequired: 99999")
+    return plain_call(module, function, *args, **options)
+
+
+def _warps(module) -> int:
+    """Of the only config that stands for sm_80 alone: the one that is being tried."""
+    from bwt.kernels.configs import TABLE
+
+    op = module.rpartition(".")[2]
+    [configs] = [c for key, c in TABLE.items() if key[0] == op and key[4] == "sm_80"]
+    return configs[0].warps
+
+
+FAULTS = {"wrong": wrong_with_four_warps, "refused": refused_with_four_warps}
+
+
+def check_and_time_once(key, check):
+    """Names of the launches that the present config's works time."""
+    [subject, *_] = subjects([key])
+    if not check:
+        works = (work._replace(check=lambda call: None) for work in subject.works)
+        subject = subject._replace(works=tuple(works))
+    tune, clock = import_module("tune"), Clock(1)
+    from bwt.kernels.configs import lookup
+
+    config = lookup(*key, "sm_80")[0]
+    tune.seconds(subject, config, tune.Machine("sm_80", "cpu", plain_call, clock))
+    return clock.launches
+
+
+def command(folder, key):
+    """(exit code, output, table) of tune.py on a machine that pretends to have a GPU."""
+    import torch
+    import triton_aot
+    from fake_gpu import CpuAsGpu
+
+    tiny()
+    tune, clocks = import_module("tune"), import_module("clocks")
+    tuned, configs = (import_module(f"bwt.kernels.{name}") for name in ("tuned", "configs"))
+    op, kernel, mode, size = key
+    flags = ["--op", op, "--kernel", kernel, "--dtype", mode, "--size", str(size), "--write"]
+    text = io.StringIO()
+    replaced = [
+        patch.object(torch.cuda, "is_available", lambda: True),
+        patch.object(torch.cuda, "get_device_name", lambda index=None: "NVIDIA Test 1"),
+        patch.object(configs, "architecture", lambda device: "sm_80:Test-1"),
+        patch.object(triton_aot, "call_on_gpu", plain_call),
+        patch.object(clocks, "Gpu", CpuAsGpu),
+        patch.object(clocks, "KERNEL_SAMPLES", 1),
+        patch.object(tune, "DEVICE", "cpu"),
+        patch.object(tuned, "FOLDER", Path(folder)),
+        redirect_stdout(text),
+    ]
+    with ExitStack() as stack:
+        for one in replaced:
+            stack.enter_context(one)
+        code = tune.main(flags)
+    return code, text.getvalue(), (Path(folder) / "Test-1.json").read_text()
