@@ -37,23 +37,14 @@ def attention_forward(
     scale,
     capture_weights,
     capture_entropy,
-    weights_dtype=None,
     precision="ieee",
-    pad_weights=False,
 ):
     """(out, lse, weights | None, entropy | None).
 
-    `precision` is that of products of float32: exact, or tf32 on tensor cores. With pad_weights
-    the rows of weights start at multiples of 16 elements, which lets any S be stored in wide
-    pieces; the result is then a view that is not contiguous.
+    `precision` is that of products of float32: exact, or tf32 on tensor cores.
     """
     q, k, v = (_last_contiguous(x) for x in (q, k, v))
-    B, H, T, D = q.shape
-    S = k.shape[2]
     out, lse, weights, entropy = results.attention(q, k, capture_weights, capture_entropy)
-    if pad_weights or weights_dtype:
-        columns = triton.cdiv(S, 16) * 16 if pad_weights else S
-        weights = q.new_empty((B, H, T, columns), dtype=weights_dtype)
     weights = weights if capture_weights else None
     entropy = entropy if capture_entropy else None
     if q.numel() > 0:
@@ -71,7 +62,7 @@ def attention_forward(
             arch=architecture(q.device),
         ):
             launch.run(q.device)
-    return out, lse, weights if weights is None else weights[..., :S], entropy
+    return out, lse, weights, entropy
 
 
 def attention_backward(
@@ -130,15 +121,13 @@ def forward_launches(
     common |= {"q": q, "k": k, "lse": lse} | _strides(q=q, k=k)
     values = {"v": v, "out": out, "entropy": entropy, "STORE_ENTROPY": entropy is not None}
     values |= _strides(v=v)
-    columns = 0 if weights is None else weights.shape[-1]
-    stored = {"weights": weights, "w_row": columns, "w_columns": columns}
     heads, (queries, keys) = q.shape[0] * q.shape[1], (q.shape[2], k.shape[2])
 
     config = _short_config("short_forward", mode, common["BD"], arch, keys)
     if config is not None:
         groups = triton.cdiv(heads, config.tiles["PACK"])
-        arguments = common | values | stored
-        arguments |= {"num_heads": heads, "STORE_WEIGHTS": weights is not None}
+        arguments = common | values | {"num_heads": heads}
+        arguments |= {"weights": weights, "STORE_WEIGHTS": weights is not None}
         grid = groups * triton.cdiv(queries, config.tiles["BT"])
         return [Launch(attention_short_forward_kernel, grid, arguments, config)]
 
@@ -147,8 +136,8 @@ def forward_launches(
     launches = [Launch(attention_stream_forward_kernel, grid, common | values, config)]
     if weights is not None:
         [config] = lookup("attention", "stream_weights", mode, common["BD"], arch)
-        tiles = triton.cdiv(queries, config.tiles["BT"]) * triton.cdiv(columns, config.tiles["BS"])
-        arguments = common | stored
+        tiles = triton.cdiv(queries, config.tiles["BT"]) * triton.cdiv(keys, config.tiles["BS"])
+        arguments = common | {"weights": weights}
         launches.append(Launch(attention_stream_weights_kernel, heads * tiles, arguments, config))
     return launches
 
@@ -257,7 +246,6 @@ def example_launches(
     arch,
     causal=True,
     captured=True,
-    pad_weights=False,
     batch=2,
     heads=3,
 ) -> dict[str, Launch]:
@@ -273,7 +261,7 @@ def example_launches(
     out, grad_q, grad_k, grad_v = (results.merged_heads(x) for x in (q, q, k, v))
     rows = [empty(queries, dtype=torch.float32) for _ in range(4)]
     lse, entropy, grad_lse, grad_entropy = rows
-    weights = empty(queries, triton.cdiv(keys, 16) * 16 if pad_weights else keys)
+    weights = empty(queries, keys)
     options = {
         "causal": causal,
         "scale": None,

@@ -6,7 +6,7 @@ tensor core has no tiles smaller than that anyway.
 
 q, k, v are [B, H, T or S, D] with any strides and contiguous last dimension; heads are counted
 through the batch. out and the gradients written here are laid out as [B, T or S, H, D], lse and
-entropy as [B, H, T]; weights have contiguous heads of T rows, w_row elements apart.
+entropy as [B, H, T]; weights have contiguous heads of T rows, each of S elements.
 """
 
 import triton
@@ -53,8 +53,6 @@ def attention_short_forward_kernel(
     v_stride_b,
     v_stride_h,
     v_stride_s,
-    w_row,
-    w_columns,
     CAUSAL: tl.constexpr,
     STORE_WEIGHTS: tl.constexpr,
     STORE_ENTROPY: tl.constexpr,
@@ -97,10 +95,10 @@ def attention_short_forward_kernel(
         tl.store(p_entropy, not_negative(tl.log2(b_sum) - b_mean), mask=m_q)
     if STORE_WEIGHTS:
         b_w = (b_p / b_sum[:, None]).to(weights.dtype.element_ty)
-        m_w = m_q[:, None] & (o_s < w_columns)[None, :]
+        m_w = m_q[:, None] & (o_s < S)[None, :]
         if PACK > 1:
             m_w = m_w & (o_slot_q[:, None] == o_slot_k[None, :])
-        p_w = dense_rows(weights, i_head, first, o_t, T, w_row, o_slot_q, PACK)
+        p_w = dense_rows(weights, i_head, first, o_t, T, S, o_slot_q, PACK)
         tl.store(p_w[:, None] + o_s[None, :], b_w, mask=m_w)
 
     # Unnormalised weights have a largest one of 1, which suits 16-bit formats best.

@@ -135,8 +135,6 @@ def attention_stream_weights_kernel(
     k_stride_b,
     k_stride_h,
     k_stride_s,
-    w_row,
-    w_columns,
     CAUSAL: tl.constexpr,
     D: tl.constexpr,
     BT: tl.constexpr,
@@ -146,7 +144,7 @@ def attention_stream_weights_kernel(
 ):
     """One program per tile of weights."""
     row_blocks = tl.cdiv(T, BT)
-    column_blocks = tl.cdiv(w_columns, BS)
+    column_blocks = tl.cdiv(S, BS)
     i_s = tl.program_id(0) % column_blocks
     i_t = tl.program_id(0) // column_blocks % row_blocks
     i_head = (tl.program_id(0) // column_blocks // row_blocks).to(tl.int64)
@@ -157,8 +155,8 @@ def attention_stream_weights_kernel(
     first_s = i_s * BS
     o_s = first_s + o_n
     m_q = o_t < T
-    p_w = dense_rows(weights, i_head, first_t, o_m, T, w_row)[:, None] + o_s[None, :]
-    m_w = m_q[:, None] & (o_s < w_columns)[None, :]
+    p_w = dense_rows(weights, i_head, first_t, o_m, T, S)[:, None] + o_s[None, :]
+    m_w = m_q[:, None] & (o_s < S)[None, :]
     b_w = tl.zeros((BT, BS), dtype=weights.dtype.element_ty)
     # A tile whose first key comes after its last query's stays zero without any product.
     if (not CAUSAL) or i_s * BS <= S - T + i_t * BT + BT - 1:

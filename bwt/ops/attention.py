@@ -33,7 +33,6 @@ def attention(
     causal: bool = True,
     scale: float | None = None,
     capture: Collection[str] = (),
-    weights_dtype: torch.dtype | None = None,
     backend: str = "auto",
 ) -> AttentionOutput:
     """softmax(scale * q k^T) v, with the weights and their entropy if asked for.
@@ -56,7 +55,6 @@ def attention(
         causal: query t sees keys 0..S-T+t, that is, the last query sees the last key.
         scale: of the scores; 1/sqrt(D) by default.
         capture: any of "weights", "entropy".
-        weights_dtype: of captured weights; the dtype of q by default.
         backend: "auto", "native", "triton", "torch" or "reference".
 
     Returns:
@@ -90,8 +88,6 @@ def attention(
         )
         if wide:
             out, weights = out.to(q.dtype), weights.to(q.dtype)
-    if wants_weights and weights_dtype is not None:
-        weights = weights.to(weights_dtype)
     return AttentionOutput(
         out, lse, weights if wants_weights else None, entropy if wants_entropy else None
     )

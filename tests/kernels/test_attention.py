@@ -85,14 +85,12 @@ def test_hidden_gradients_are_not_looked_at(call):
         torch.testing.assert_close(value, clean[name], rtol=0, atol=0)
 
 
-def test_padded_and_wider_weights(call):
+def test_weights_alone(call):
     x, gradients = draw("fp16", (1, 2, 21, 39, 32))
     options = {"causal": True, "scale": None, "capture_weights": True, "capture_entropy": False}
-    _, _, padded, entropy = call(
-        "attention_forward", *x.values(), **options, pad_weights=True, weights_dtype=torch.float32
-    )
-    assert entropy is None and padded.dtype == torch.float32
-    np.testing.assert_allclose(padded, expect(x, gradients)["weights"], atol=1e-5)
+    _, _, weights, entropy = call("attention_forward", *x.values(), **options)
+    assert entropy is None and weights.dtype == torch.float16
+    np.testing.assert_allclose(weights, expect(x, gradients)["weights"], atol=1e-3)
 
 
 def test_nothing_captured_and_empty_batches(call):
@@ -123,7 +121,6 @@ ONE_HEAD_ONE_QUERY = ("tf32", (2, 1, 1, 19, 64))
 EXECUTED += [ONE_HEAD_ONE_QUERY, ("fp16", (1, 1, 40, 160, 32))]
 EXECUTED += [("fp16", (1, 1, 40, 304, 32)), ("bf16", (1, 1, 33, 270, 64))]
 EXECUTED += [("tf32", (1, 1, 33, 270, 32)), ("fp32", (1, 1, 20, 270, 16))]
-PADDED = (1, 1, 39, 39, 32)
 
 
 @pytest.fixture(scope="session")
@@ -131,7 +128,6 @@ def compiler(tmp_path_factory):
     made = triton_aot.Compiler(tmp_path_factory.mktemp("aot"))
     for mode, shape in EXECUTED:
         made.announce(MODULE, "sm_80", **example(mode, shape))
-    made.announce(MODULE, "sm_80", **example("fp16", PADDED, pad_weights=True))
     for mode, shape, arch in COMPILED:
         made.announce(MODULE, arch, **example(mode, shape))
     yield made
@@ -169,17 +165,6 @@ def test_ptx(compiler, emulate, mode, shape):
         assert found.store_sectors <= stored * found.store_sectors_ideal, name
         assert found.load_sectors <= loaded * found.load_sectors_ideal, name
         assert found.shared_wavefronts <= shared * found.shared_wavefronts_ideal, name
-
-
-def test_ptx_padded_weights_are_stored_in_wide_pieces(compiler, emulate):
-    call, stats = emulate
-    compiler.get(MODULE, "sm_80", **example("fp16", PADDED, pad_weights=True))
-    x, gradients = draw("fp16", PADDED)
-    options = {"causal": True, "scale": None, "capture_weights": True, "capture_entropy": True}
-    weights = call("attention_forward", *x.values(), **options, pad_weights=True)[2]
-    np.testing.assert_allclose(weights, expect(x, gradients)["weights"], atol=1e-3)
-    found = stats["attention_short_forward"]
-    assert found.store_sectors == found.store_sectors_ideal
 
 
 def test_ptx_does_not_depend_on_the_order_of_warps(compiler, emulate):
