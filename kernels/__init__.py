@@ -1,4 +1,4 @@
-"""Triton device code of bwt, one file per op. Import it as bwt.kernels."""
+"""Triton device code of bwt, one folder per op. Import it as bwt.kernels."""
 
 if __name__ != "bwt.kernels":
     raise ImportError(

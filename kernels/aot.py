@@ -3,8 +3,8 @@
     python -m bwt.kernels.aot --arch 80 90 100 gfx942 --op attention --match '*.D64.*' --out DIR
     python -m bwt.kernels.aot --summary       one line for each architecture, and a verdict
 
-A module kernels/<op>.py takes part by having a function `specialisations(arch)` that yields
-(name, Launch) of every form that is to be compiled. TRITON_INTERPRET must be unset: an
+Every folder kernels/<op>/ takes part: its function `specialisations(arch)` yields (name, Launch) of
+every form that is to be compiled. TRITON_INTERPRET must be unset: an
 interpreting process cannot compile.
 """
 
@@ -39,8 +39,7 @@ COLUMNS = ("registers", "stack", "spills", "shared", "tensor_core", "wide_stores
 
 
 def ops() -> list[str]:
-    modules = (path for path in Path(__file__).parent.glob("*.py") if path != Path(__file__))
-    return sorted(p.stem for p in modules if "\ndef specialisations(arch" in p.read_text())
+    return sorted(path.parent.name for path in Path(__file__).parent.glob("*/__init__.py"))
 
 
 @cache

@@ -27,10 +27,11 @@ def run(code, **environment):
 
 
 def test_package_list_matches_the_tree():
-    on_disk = {
-        ".".join(path.parent.relative_to(ROOT).parts) for path in ROOT.glob("bwt/**/__init__.py")
-    }
-    assert set(PYPROJECT["tool"]["setuptools"]["packages"]) == on_disk | {"bwt.kernels"}
+    folders = [path.parent for path in ROOT.glob("bwt/**/__init__.py")]
+    on_disk = {".".join(folder.relative_to(ROOT).parts) for folder in folders}
+    folders = [path.parent for path in ROOT.glob("kernels/**/__init__.py")]
+    on_disk |= {".".join(("bwt", *folder.relative_to(ROOT).parts)) for folder in folders}
+    assert set(PYPROJECT["tool"]["setuptools"]["packages"]) == on_disk
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +93,7 @@ def test_a_wheel_from_the_source_distribution(sdist, tmp_path):
     archive = zipfile.ZipFile(wheel)
     names = archive.namelist()
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"bwt"}
-    assert "bwt/kernels/__init__.py" in names
+    assert {"bwt/kernels/__init__.py", "bwt/kernels/attention/short.py"} <= set(names)
     libraries = ["bwt/_C.abi3.so"] + (["bwt/_C_cuda.abi3.so"] if NVCC else [])
     assert [name for name in sorted(names) if name.endswith(".so")] == libraries
     for name in libraries:

@@ -72,11 +72,11 @@ def _triton(op: str, backend: str, done: set) -> list[dict[str, Any]]:
         for form, launch in aot.specialisations(op, arch).items():
             forms[launch.name][arch] += 1
             compiled[launch.name][arch] += (form, arch) in done
-            files[launch.name] = launch.kernel.fn.__module__.rpartition(".")[2]
+            files[launch.name] = launch.kernel.fn.__module__.removeprefix("bwt.").replace(".", "/")
     return [
         _row(
             name,
-            f"kernels/{files[name]}.py",
+            f"{files[name]}.py",
             max(count.values()),
             list(count),
             [f"{arch} ({n} of {count[arch]})" for arch, n in compiled[name].items() if n],

@@ -15,9 +15,9 @@ from typing import NamedTuple
 import torch
 import triton
 
-from . import results
-from .configs import Config, Launch, architecture, lookup
-from .selective_scan_kernels import selective_scan_backward_kernel, selective_scan_forward_kernel
+from .. import results
+from ..configs import Config, Launch, architecture, lookup
+from .passes import selective_scan_backward_kernel, selective_scan_forward_kernel
 
 OP = "selective_scan"
 MODES = {torch.float32: "fp32", torch.float64: "fp64"}

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from .hmm_filter_steps import (
+from .steps import (
     emission_column,
     floor_of,
     largest_of,
@@ -68,7 +68,7 @@ def hmm_filter_backward_kernel(
             stored as weights [B, T, S].
     With BASIS there are S + 1 rows for each stretch: what leads from state i of incoming to
     outgoing without any gradients, and last, what the gradients lead to; only outgoing is stored.
-    delicate [B] is set for sequences whose results are not to be used (hmm_filter_steps).
+    delicate [B] is set for sequences whose results are not to be used (steps.py).
     """
     o_row = tl.program_id(0).to(tl.int64) * BB + tl.arange(0, BB)
     m_row = o_row < rows

@@ -12,7 +12,7 @@ entropy as [B, H, T]; weights have contiguous heads of T rows, each of S element
 import triton
 import triton.language as tl
 
-from .attention_tiles import (
+from .tiles import (
     LN2,
     LOWEST,
     NO_WEIGHT,

@@ -4,13 +4,13 @@ Entropy rides along: with p = 2^(t - peak), the sum of p (t - peak) is carried b
 and shifted whenever the peak moves, so no weights are materialised for it. Weights are written by
 a second pass from lse.
 
-Layouts are those of attention_short.py.
+Layouts are those of short.py.
 """
 
 import triton
 import triton.language as tl
 
-from .attention_tiles import (
+from .tiles import (
     LN2,
     LOWEST,
     NO_WEIGHT,

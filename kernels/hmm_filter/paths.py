@@ -1,4 +1,4 @@
-"""Which way a call of hmm_filter goes; the ways are described in hmm_filter.py."""
+"""Which way a call of hmm_filter goes; the ways are described in __init__.py."""
 
 import math
 from typing import NamedTuple

@@ -13,7 +13,7 @@ and below 1 (lifted), or if an entry above 0 of transition is below SMALL, of th
 below 1, of filtered below FLOOR, or an adjoint larger than LARGEST. In all others, filtered *
 transition >= FLOOR * SMALL and that times the lifted emission are normal numbers or structural
 zeros: nothing was lost, and c = 0 is impossible. The kernels of the recursion look at all but the
-matrix, which hmm_filter_exact and the launcher of gradients look at.
+matrix, which exact.py and the launcher of gradients look at.
 """
 
 import triton

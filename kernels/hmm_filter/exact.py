@@ -9,7 +9,7 @@ are all but 0 costs a look at these.
 import triton
 import triton.language as tl
 
-from .hmm_filter_steps import has_small
+from .steps import has_small
 
 LN2 = tl.constexpr(0.6931471805599453)
 MANTISSA = tl.constexpr((1 << 52) - 1)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from .hmm_filter_steps import (
+from .steps import (
     emission_column,
     floor_of,
     lift_of,
@@ -51,7 +51,7 @@ def hmm_filter_forward_kernel(
     initial has one distribution a row (initial_stride S) or one for all (0). With BASIS there are
     S rows for each stretch, which start in state 0, 1, ..., and only what they lead to is stored:
     final [rows, S], predicted after the last step, and log_likelihood [rows]. delicate [B] is set
-    for sequences that might have lost something (hmm_filter_steps), and otherwise left alone.
+    for sequences that might have lost something (steps.py), and otherwise left alone.
     """
     o_row = tl.program_id(0).to(tl.int64) * BB + tl.arange(0, BB)
     m_row = o_row < rows

@@ -13,15 +13,15 @@ memory as [B, T or S, H, D], so that heads can be merged without a copy.
 import torch
 import triton
 
-from . import results
-from .attention_short import attention_short_backward_kernel, attention_short_forward_kernel
-from .attention_stream import attention_stream_forward_kernel, attention_stream_weights_kernel
-from .attention_stream_backward import (
+from .. import results
+from ..configs import Config, Launch, architecture, lookup
+from .short import attention_short_backward_kernel, attention_short_forward_kernel
+from .stream import attention_stream_forward_kernel, attention_stream_weights_kernel
+from .stream_backward import (
     attention_stream_keys_kernel,
     attention_stream_offset_kernel,
     attention_stream_queries_kernel,
 )
-from .configs import Config, Launch, architecture, lookup
 
 HEAD_SIZES = (16, 32, 64, 128)
 PRECISIONS = ("ieee", "tf32")

@@ -1,13 +1,13 @@
 """Gradients of attention over long sequences: one kernel for keys and values, one for queries.
 
 No atomics, so results do not depend on the order of programs. Layouts are those of
-attention_short.py.
+short.py.
 """
 
 import triton
 import triton.language as tl
 
-from .attention_tiles import (
+from .tiles import (
     dense_rows,
     load_rows,
     merged_rows,

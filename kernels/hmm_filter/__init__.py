@@ -10,7 +10,7 @@ Layouts: observations [B, T] (-1 is missing, its factor 1), initial [S] or [B, S
 or [B, S, S] (row = from-state), emission [S, V] or [B, S, V], lengths [B] or None; filtered,
 predicted [B, T, S], log_likelihood [B]. After an impossible observation (c_t = 0) filtered and
 later predicted are 0, log_likelihood is -inf and the sequence has no gradient. Sequences whose
-probabilities leave the range of floats are done again (hmm_filter_exact), without asking the host.
+probabilities leave the range of floats are done again (exact.py), without asking the host.
 
 Three ways lead there, all of them without atomics, so that equal calls have equal results:
     rows    a program holds few sequences and their matrices in registers; T steps of S^2
@@ -29,16 +29,16 @@ from typing import NamedTuple
 import torch
 import triton
 
-from . import results
-from .configs import Config, Launch, architecture, lookup
-from .hmm_filter_backward import hmm_filter_backward_kernel, hmm_filter_ends_kernel
-from .hmm_filter_exact import hmm_filter_exact_kernel
-from .hmm_filter_forward import hmm_filter_forward_kernel, hmm_filter_starts_kernel
-from .hmm_filter_plan import SMALL_STATES, Plan, plan
+from .. import results
+from ..configs import Config, Launch, architecture, lookup
+from .backward import hmm_filter_backward_kernel, hmm_filter_ends_kernel
+from .exact import hmm_filter_exact_kernel
+from .forward import hmm_filter_forward_kernel, hmm_filter_starts_kernel
+from .paths import SMALL_STATES, Plan, plan
 
 OP = "hmm_filter"
 SUMMED_SYMBOLS = 32  # up to here gradients of emission are summed in registers
-SMALL = {torch.float32: 2.0**-40, torch.float64: 2.0**-400}  # as in hmm_filter_steps
+SMALL = {torch.float32: 2.0**-40, torch.float64: 2.0**-400}  # as in steps.py
 MODES = {torch.float32: "fp32", torch.float64: "fp64"}
 
 
