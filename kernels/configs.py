@@ -6,6 +6,7 @@ on a GPU and writes a table for that device, which goes before this one (tuned.p
 """
 
 from contextlib import nullcontext
+from functools import cache
 from typing import Any, NamedTuple
 
 from . import tuned
@@ -454,29 +455,47 @@ def architecture(device) -> str:
     if device.type != "cuda":
         return "sm_80"  # interpreted
     name = device_architecture(device)
-    if name.startswith("gfx"):
-        found = "gfx942" if name.startswith(("gfx94", "gfx95")) else None
-    else:
-        known = (arch for arch in ARCHITECTURES if arch.startswith("sm_"))
-        below = [arch for arch in known if _number(arch) <= _number(name)]
-        found = max(below, key=_number, default=None)
-    if found is None:
+    entries = _nearest(name)
+    if entries is None:
         # sm_75 compiles, but attention spills there and multiplies without tensor cores.
         raise RuntimeError(
             f"{device} is {name}, and the Triton kernels serve sm_80 and later, gfx94x and gfx95x; "
             "pass backend='torch' or set BWT_BACKEND=torch"
         )
-    return found
+    return entries
+
+
+@cache
+def _nearest(name: str) -> str | None:
+    if name.startswith("gfx"):
+        return "gfx942" if name.startswith(("gfx94", "gfx95")) else None
+    known = (arch for arch in ARCHITECTURES if arch.startswith("sm_"))
+    below = [arch for arch in known if _number(arch) <= _number(name)]
+    return max(below, key=_number, default=None)
 
 
 def device_architecture(device) -> str:
     """What a GPU is, as compilers call it."""
+    # Which device is the current one may change; what the others are does not, and every call asks.
+    return _ask(device) if device.index is None else _ask_once(device.index)
+
+
+def _ask(device) -> str:
     import torch
 
     if torch.version.hip:
         return torch.cuda.get_device_properties(device).gcnArchName.partition(":")[0]
     major, minor = torch.cuda.get_device_capability(device)
     return f"sm_{major}{minor}"
+
+
+_ask_once = cache(_ask)
+
+
+def forget() -> None:
+    """What the devices are, where others are pretended."""
+    _ask_once.cache_clear()
+    tuned.forget()
 
 
 def _number(arch: str) -> int:

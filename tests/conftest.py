@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from bwt.kernels import configs
 
 # Side by side, each process has its share of the cores, and so do those that it starts. Tests of
 # threads set their number themselves.
@@ -30,6 +31,14 @@ def poison_uninitialised_memory(monkeypatch):
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(before)
+
+
+@pytest.fixture(autouse=True)
+def devices_are_asked_again():
+    """Each test may pretend others; what they are is remembered otherwise."""
+    configs.forget()
+    yield
+    configs.forget()
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import torch
 
+from bwt.kernels import configs
 from bwt.ops import _derivatives, _library
 
 AUTO = {"cpu": ("native",), "cuda": ("triton", "cuda")}
@@ -42,10 +43,8 @@ def _unusable_triton(device: torch.device) -> str | None:
 @torch.compiler.assume_constant_result
 def _unserved(device: torch.device) -> str | None:
     """Why the table of kernels does not serve a GPU, or None."""
-    from bwt.kernels.configs import architecture
-
     try:
-        architecture(device)
+        configs.architecture(device)
     except RuntimeError as error:
         return str(error)
     return None

@@ -130,6 +130,18 @@ def test_an_older_gpu_is_refused_in_one_line_and_served_by_torch(gpu, capability
         assert _dispatch.choose("attention", "auto", CUDA) == "torch"
 
 
+def test_a_device_is_asked_once(gpu, monkeypatch):
+    gpu()
+    asked = []
+    monkeypatch.setattr(
+        torch.cuda, "get_device_capability", lambda device: asked.append(device) or (8, 0)
+    )
+    for _ in range(3):
+        assert _dispatch.choose("attention", "auto", CUDA) == "triton"
+        assert _dispatch.choose("hmm_filter", "auto", torch.device("cuda", 1)) == "triton"
+    assert asked == [0, 1]
+
+
 @pytest.mark.parametrize("name,entries", [("gfx942:sramecc+", "gfx942"), ("gfx950", "gfx942")])
 def test_amd_gpus(gpu, monkeypatch, name, entries):
     class Properties:
@@ -140,6 +152,7 @@ def test_amd_gpus(gpu, monkeypatch, name, entries):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
     assert configs.architecture(CUDA) == entries
     Properties.gcnArchName = "gfx1100"
+    configs.forget()
     with pytest.raises(RuntimeError, match="is gfx1100"):
         configs.architecture(CUDA)
 
@@ -169,6 +182,7 @@ def test_env_says_what_auto_does(gpu):
 
 def test_a_compiled_call_may_ask_for_the_gpu_and_warn(monkeypatch):
     """Dynamo itself believes a pretended GPU, so the two parts it could stumble on stand alone."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "Pretended")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     monkeypatch.setattr(_dispatch, "_warned", set())
 
