@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 
 from bwt.kernels import configs
+from bwt.kernels.contracts import CONTRACTS
 from bwt.ops import _derivatives, _library
 
 AUTO = {"cpu": ("native",), "cuda": ("triton", "cuda")}
@@ -58,8 +59,7 @@ UNUSABLE: dict[str, Callable[[torch.device], str | None]] = {
     "reference": _unusable_reference,
 }
 
-# Backends of each op, filled by the ops' modules.
-BACKENDS: dict[str, tuple[str, ...]] = {}
+BACKENDS = {op: tuple(contract.backends) for op, contract in CONTRACTS.items()}
 
 
 def choose(op: str, backend: str, device: torch.device, *, differentiable: bool = True) -> str:

@@ -9,8 +9,6 @@ import importlib.util
 
 import torch
 
-HALVES = (torch.float16, torch.bfloat16)
-
 library = torch.library.Library("bwt", "DEF")
 
 BUILD_HINT = "build it with `make build` or `pip install -e .` in the bwt checkout"

@@ -7,22 +7,15 @@ from torch import Tensor
 
 from bwt import reference
 from bwt.kernels import results
-from bwt.ops import _derivatives, _dispatch, _library
+from bwt.kernels.contracts import ATTENTION, HALVES
+from bwt.ops import _checks, _derivatives, _dispatch, _library
 from bwt.ops._attention_torch import attention_torch
 from bwt.reference.attention import AttentionOutput
 
-OP = "attention"
+OP = ATTENTION.op
 CAPTURES = ("weights", "entropy")
-MAX_HEAD_SIZE = 256
-ALL_DTYPES = (*_library.HALVES, torch.float32, torch.float64)
-DTYPES = {
-    "native": ALL_DTYPES,
-    "triton": (*_library.HALVES, torch.float32),
-    "torch": ALL_DTYPES,
-    "reference": ALL_DTYPES,
-}
-
-_dispatch.BACKENDS[OP] = ("native", "triton", "torch", "reference")
+MAX_HEAD_SIZE = ATTENTION.limit("head_size")
+ARGUMENTS = [_checks.Argument(name, "[batch, heads, time, size]", 4) for name in "qkv"]
 
 
 def attention(
@@ -71,9 +64,8 @@ def attention(
     _check(q, k, v, causal, capture)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     chosen = _dispatch.choose(OP, backend, q.device)
-    if q.dtype not in DTYPES[chosen]:
-        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES[chosen])
-        raise ValueError(f"{OP}: backend {chosen!r} takes {known}, got {q.dtype}; cast q, k and v")
+    _checks.check_dtype(ATTENTION, chosen, q.dtype, "q, k and v")
+    _checks.check_limit(ATTENTION, chosen, "head_size", q.shape[-1])
     wants_weights, wants_entropy = (name in capture for name in CAPTURES)
     if chosen == "reference":
         out, lse, weights, entropy = _reference(q, k, v, causal, scale)
@@ -81,7 +73,7 @@ def attention(
         compute = _differentiable if _derivatives.beyond_kernels() else attention_torch
         out, lse, weights, entropy = compute(q, k, v, causal, scale)
     else:
-        wide = chosen == "native" and q.dtype in _library.HALVES
+        wide = chosen == "native" and q.dtype in HALVES
         tensors = [x.float() for x in (q, k, v)] if wide else (q, k, v)
         out, lse, weights, entropy = torch.ops.bwt.attention(
             *tensors, causal, scale, wants_weights, wants_entropy
@@ -94,19 +86,7 @@ def attention(
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, causal: bool, capture: Collection[str]) -> None:
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, Tensor) or not x.is_floating_point():
-            got = x.dtype if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(f"{OP}: {name} must be a floating-point tensor, got {got}")
-        if x.ndim != 4:
-            raise ValueError(
-                f"{OP}: {name} must be [batch, heads, time, size], got shape {tuple(x.shape)}"
-            )
-        if (x.dtype, x.device) != (q.dtype, q.device):
-            raise ValueError(
-                f"{OP}: q and {name} must agree in dtype and device, got {q.dtype} on {q.device} "
-                f"and {x.dtype} on {x.device}"
-            )
+    _checks.check_floating(OP, ARGUMENTS, (q, k, v))
     (batch, heads, queries, size), keys = q.shape, k.shape[2]
     if k.shape != (batch, heads, keys, size) or v.shape != k.shape:
         raise ValueError(
@@ -124,8 +104,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, causal: bool, capture: Collection[st
 
 
 def _reference(q, k, v, causal, scale):
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        raise RuntimeError(f"{OP}: backend 'reference' has no gradient; detach q, k and v")
+    _checks.refuse_gradient(OP, "q, k and v", q, k, v)
     arrays = reference.attention(
         *(x.detach().double().numpy() for x in (q, k, v)),
         causal=causal,
@@ -133,7 +112,7 @@ def _reference(q, k, v, causal, scale):
         capture=CAPTURES,
     )
     out, lse, weights, entropy = (torch.from_numpy(array) for array in arrays)
-    rows = torch.float32 if q.dtype in _library.HALVES else q.dtype
+    rows = torch.float32 if q.dtype in HALVES else q.dtype
     return out.to(q.dtype), lse.to(rows), weights.to(q.dtype), entropy.to(rows)
 
 
@@ -204,7 +183,7 @@ def _backward(ctx, grad_out, grad_lse, grad_weights, grad_entropy):
 
 def _differentiable(q, k, v, causal, scale):
     """Plain torch operations in the precision of the kernels."""
-    if q.dtype not in _library.HALVES:
+    if q.dtype not in HALVES:
         return attention_torch(q, k, v, causal, scale)
     out, lse, weights, entropy = attention_torch(q.float(), k.float(), v.float(), causal, scale)
     return out.to(q.dtype), lse, weights.to(q.dtype), entropy

@@ -4,18 +4,17 @@ import torch
 from torch import Tensor
 
 from bwt import reference
-from bwt.ops import _derivatives, _dispatch, _library
+from bwt.kernels.contracts import BIJECTION_POSTERIOR, INTEGERS
+from bwt.ops import _checks, _derivatives, _dispatch, _library
 from bwt.ops._bijection_posterior_torch import bijection_posterior_torch
 from bwt.reference.bijection_posterior import BijectionPosterior, contradiction
 
-OP = "bijection_posterior"
-MAX_SYMBOLS = 4096
-MAX_NOISY_SYMBOLS = 24  # the table of subsets: 2^V doubles per thread (128 MB at 24)
-ROW_SUM_TOLERANCE = 1e-4
+OP = BIJECTION_POSTERIOR.op
+CHANNEL_DTYPES = BIJECTION_POSTERIOR.dtypes
+MAX_SYMBOLS = BIJECTION_POSTERIOR.limit("num_symbols")
+MAX_NOISY_SYMBOLS = BIJECTION_POSTERIOR.limit("num_noisy_symbols")
 SIZES = (int, torch.SymInt)
 NO_FAULT = 0x7F7F7F7F7F7F7F7F  # kNoFault of csrc/bijection_posterior.h
-
-_dispatch.BACKENDS[OP] = ("native", "cuda", "torch", "reference")
 
 
 def bijection_posterior(
@@ -67,7 +66,7 @@ def bijection_posterior(
     if channel is not None:
         _check_channel(channel, num_symbols, keys.device)
         if check and not unseen:
-            _check_rows(channel)
+            _checks.check_distributions(OP, "channel", channel)
     chosen = _dispatch.choose(OP, backend, keys.device, differentiable=channel is not None)
     if chosen == "reference":
         return _reference(keys, values, num_symbols, channel)
@@ -86,10 +85,7 @@ def bijection_posterior(
 
 def _check_ids(keys: Tensor, values: Tensor) -> None:
     for name, ids in (("keys", keys), ("values", values)):
-        if not isinstance(ids, Tensor):
-            raise ValueError(f"{OP}: {name} must be a torch tensor, got {type(ids).__name__}")
-        if ids.dtype not in (torch.int32, torch.int64):
-            raise ValueError(f"{OP}: {name} must be int32 or int64, got {ids.dtype}")
+        _checks.check_tensor(OP, name, ids, INTEGERS)
         if ids.ndim != 2:
             raise ValueError(f"{OP}: {name} must be [batch, steps], got shape {tuple(ids.shape)}")
     if (keys.shape, keys.dtype, keys.device) != (values.shape, values.dtype, values.device):
@@ -110,9 +106,7 @@ def _check_symbols(num_symbols: int, *, noisy: bool) -> None:
 
 
 def _check_channel(channel: Tensor, num_symbols: int, device: torch.device) -> None:
-    if not isinstance(channel, Tensor) or channel.dtype not in (torch.float32, torch.float64):
-        got = channel.dtype if isinstance(channel, Tensor) else type(channel).__name__
-        raise ValueError(f"{OP}: channel must be a float32 or float64 tensor, got {got}")
+    _checks.check_tensor(OP, "channel", channel, CHANNEL_DTYPES)
     if tuple(channel.shape) != (num_symbols, num_symbols) or channel.device != device:
         raise ValueError(
             f"{OP}: channel must be [{num_symbols}, {num_symbols}] on {device}, "
@@ -120,27 +114,15 @@ def _check_channel(channel: Tensor, num_symbols: int, device: torch.device) -> N
         )
 
 
-def _check_rows(channel: Tensor) -> None:
-    rows = channel.detach().double()
-    wrong = ~((rows >= 0).all(1) & ((rows.sum(1) - 1).abs() <= ROW_SUM_TOLERANCE))
-    if bool(wrong.any()):
-        row = int(wrong.nonzero()[0])
-        raise ValueError(
-            f"{OP}: channel[{row}] is not a distribution (sum {float(rows[row].sum()):.6g}, "
-            f"smallest entry {float(rows[row].min()):.3g}); divide each row by its sum"
-        )
-
-
 def _reference(keys, values, num_symbols, channel) -> BijectionPosterior:
-    if channel is not None and channel.requires_grad:
-        raise RuntimeError(f"{OP}: backend 'reference' has no gradient; detach the channel")
+    _checks.refuse_gradient(OP, "the channel", channel)
     dtype = torch.get_default_dtype() if channel is None else channel.dtype
     _raise_fault(_range_fault(keys, values, num_symbols), keys, values, num_symbols)
     arrays = reference.bijection_posterior(
         keys.numpy(),
         values.numpy(),
         num_symbols,
-        channel=None if channel is None else channel.numpy(),
+        channel=None if channel is None else channel.detach().numpy(),
     )
     return BijectionPosterior(*(torch.from_numpy(array).to(dtype) for array in arrays))
 

@@ -5,12 +5,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from bwt import reference
-from bwt.ops import _derivatives, _dispatch, _library
+from bwt.kernels.contracts import GELU
+from bwt.ops import _checks, _derivatives, _dispatch, _library
 
-OP = "gelu"
-DTYPES = (torch.float32, torch.float64)
-
-_dispatch.BACKENDS[OP] = ("native", "torch", "reference")
+OP = GELU.op
+ARGUMENTS = [_checks.Argument("x", "of any shape", None)]
 
 
 def gelu(x: Tensor, *, backend: str = "auto") -> Tensor:
@@ -27,20 +26,15 @@ def gelu(x: Tensor, *, backend: str = "auto") -> Tensor:
     >>> gelu(torch.tensor([-1.0, 0.0, 2.0]))
     tensor([-0.1587,  0.0000,  1.9545])
     """
-    if not isinstance(x, Tensor) or not x.is_floating_point():
-        got = x.dtype if isinstance(x, Tensor) else type(x).__name__
-        raise ValueError(f"{OP}: x must be a floating-point tensor, got {got}")
+    _checks.check_floating(OP, ARGUMENTS, (x,))
     chosen = _dispatch.choose(OP, backend, x.device)
+    _checks.check_dtype(GELU, chosen, x.dtype, "x")
     if chosen == "torch":
         return functional.gelu(x)
-    if x.dtype not in DTYPES:
-        raise ValueError(f"{OP}: backend {chosen!r} takes float32, float64, got {x.dtype}; cast x")
-    wants_slope = torch.is_grad_enabled() and x.requires_grad
     if chosen == "reference":
-        if wants_slope:
-            raise RuntimeError(f"{OP}: backend 'reference' has no gradient; detach x")
+        _checks.refuse_gradient(OP, "x", x)
         return torch.from_numpy(reference.gelu(x.numpy(force=True))).to(x.dtype)
-    y, _ = torch.ops.bwt.gelu(x, wants_slope)
+    y, _ = torch.ops.bwt.gelu(x, torch.is_grad_enabled() and x.requires_grad)
     return y
 
 

@@ -4,18 +4,16 @@ import torch
 from torch import Tensor
 
 from bwt.kernels import results
-from bwt.ops import _derivatives, _dispatch, _library
+from bwt.kernels.contracts import HMM_FILTER, INTEGERS
+from bwt.ops import _checks, _derivatives, _dispatch, _library
 from bwt.ops._hmm_filter_torch import hmm_filter_backward_wide, hmm_filter_torch
 from bwt.reference.hmm_filter import HMMFilterOutput
 from bwt.reference.hmm_filter import hmm_filter as hmm_filter_reference
 
-OP = "hmm_filter"
-MAX_STATES = 128
-MAX_SYMBOLS = 4096
-ROW_SUM_TOLERANCE = 1e-4  # kHmmRowSumTolerance of csrc/hmm_filter.h
+OP = HMM_FILTER.op
+DTYPES = HMM_FILTER.dtypes
+MAX_STATES, MAX_SYMBOLS = HMM_FILTER.limit("num_states"), HMM_FILTER.limit("num_symbols")
 PARAMETERS = {"initial": 1, "transition": 2, "emission": 2}  # dimensions when shared
-
-_dispatch.BACKENDS[OP] = ("native", "triton", "torch", "reference")
 
 
 def hmm_filter(
@@ -116,16 +114,14 @@ def run(
 
 
 def check_shapes(op, observations, initial, transition, emission, lengths) -> None:
-    _check_integers(op, "observations", observations)
+    _checks.check_tensor(op, "observations", observations, INTEGERS)
     if observations.ndim != 2:
         shape = tuple(observations.shape)
         raise ValueError(f"{op}: observations must be [batch, steps], got shape {shape}")
     batch = observations.shape[0]
     parameters = {"initial": initial, "transition": transition, "emission": emission}
     for name, x in parameters.items():
-        if not isinstance(x, Tensor) or x.dtype not in (torch.float32, torch.float64):
-            got = x.dtype if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(f"{op}: {name} must be a float32 or float64 tensor, got {got}")
+        _checks.check_tensor(op, name, x, DTYPES)
         if (x.dtype, x.device) != (initial.dtype, observations.device):
             raise ValueError(
                 f"{op}: parameters must agree in dtype and lie where observations do, got {name} "
@@ -151,18 +147,12 @@ def check_shapes(op, observations, initial, transition, emission, lengths) -> No
             )
     if lengths is None:
         return
-    _check_integers(op, "lengths", lengths)
+    _checks.check_tensor(op, "lengths", lengths, INTEGERS)
     if lengths.shape != (batch,) or lengths.device != observations.device:
         raise ValueError(
             f"{op}: lengths must be [{batch}] on {observations.device}, "
             f"got {list(lengths.shape)} on {lengths.device}"
         )
-
-
-def _check_integers(op: str, name: str, x) -> None:
-    if not isinstance(x, Tensor) or x.dtype not in (torch.int32, torch.int64):
-        got = x.dtype if isinstance(x, Tensor) else type(x).__name__
-        raise ValueError(f"{op}: {name} must be an int32 or int64 tensor, got {got}")
 
 
 def check_values(op, observations, initial, transition, emission, lengths) -> None:
@@ -172,38 +162,23 @@ def check_values(op, observations, initial, transition, emission, lengths) -> No
         return
     seen = torch.ones_like(observations, dtype=torch.bool)
     if lengths is not None:
-        if place := _first((lengths < 0) | (lengths > steps)):
+        if place := _checks.first_place((lengths < 0) | (lengths > steps)):
             got = int(lengths[place])
             raise ValueError(f"{op}: lengths[{place[0]}] is {got}; must be 0 to {steps}")
         seen = torch.arange(steps, device=lengths.device) < lengths[:, None]
     V = emission.shape[-1]
-    if place := _first(seen & ((observations < -1) | (observations >= V))):
+    if place := _checks.first_place(seen & ((observations < -1) | (observations >= V))):
         b, t = place
         raise ValueError(
             f"{op}: observations[{b}, {t}] is {int(observations[b, t])}; "
             f"must be 0 to {V - 1}, or -1 for a missing one"
         )
     for name, x in (("initial", initial), ("transition", transition), ("emission", emission)):
-        rows = x.detach().double()
-        wrong = ~((rows >= 0).all(-1) & ((rows.sum(-1) - 1).abs() <= ROW_SUM_TOLERANCE))
-        place = _first(wrong)
-        if place is not None:
-            row = rows[place]
-            where = f"[{', '.join(map(str, place))}]" if place else ""
-            raise ValueError(
-                f"{op}: {name}{where} is not a distribution (sum {float(row.sum()):.6g}, "
-                f"smallest entry {float(row.min()):.3g}); divide each row by its sum"
-            )
-
-
-def _first(wrong: Tensor) -> tuple[int, ...] | None:
-    """Where the first true element is; () in a tensor without dimensions."""
-    return tuple(wrong.nonzero()[0].tolist()) if bool(wrong.any()) else None
+        _checks.check_distributions(op, name, x)
 
 
 def reference(op, compute, output, arguments, lengths):
-    if torch.is_grad_enabled() and any(x.requires_grad for x in arguments):
-        raise RuntimeError(f"{op}: backend 'reference' has no gradient; detach the parameters")
+    _checks.refuse_gradient(op, "the parameters", *arguments)
     check_values(op, *arguments, lengths)
     arrays = compute(
         *(x.detach().numpy() for x in arguments),

@@ -3,15 +3,14 @@
 import torch
 from torch import Tensor
 
-from bwt.ops import _derivatives, _dispatch, _library
+from bwt.kernels.contracts import HMM_SMOOTH
+from bwt.ops import _derivatives, _library
 from bwt.ops._hmm_filter_torch import hmm_smooth_torch
 from bwt.ops.hmm_filter import fold, prepare, reference, run
 from bwt.reference.hmm_filter import HMMSmoothOutput
 from bwt.reference.hmm_filter import hmm_smooth as hmm_smooth_reference
 
-OP = "hmm_smooth"
-
-_dispatch.BACKENDS[OP] = ("native", "triton", "torch", "reference")
+OP = HMM_SMOOTH.op
 
 
 def hmm_smooth(

@@ -5,12 +5,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from bwt import reference
-from bwt.ops import _derivatives, _dispatch, _library
+from bwt.kernels.contracts import RMS_NORM
+from bwt.ops import _checks, _derivatives, _dispatch, _library
 
-OP = "rms_norm"
-DTYPES = (torch.float32, torch.float64)
-
-_dispatch.BACKENDS[OP] = ("native", "torch", "reference")
+OP = RMS_NORM.op
+ARGUMENTS = [_checks.Argument("x", "[..., C]", None), _checks.Argument("weight", "[C]", None)]
 
 
 def rms_norm(x: Tensor, weight: Tensor, *, epsilon: float = 1e-6, backend: str = "auto") -> Tensor:
@@ -29,15 +28,11 @@ def rms_norm(x: Tensor, weight: Tensor, *, epsilon: float = 1e-6, backend: str =
     """
     _check(x, weight)
     chosen = _dispatch.choose(OP, backend, x.device)
+    _checks.check_dtype(RMS_NORM, chosen, x.dtype, "x and weight")
     if chosen == "torch":
         return functional.rms_norm(x, weight.shape, weight, epsilon)
-    if x.dtype not in DTYPES:
-        raise ValueError(
-            f"{OP}: backend {chosen!r} takes float32, float64, got {x.dtype}; cast x and weight"
-        )
     if chosen == "reference":
-        if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
-            raise RuntimeError(f"{OP}: backend 'reference' has no gradient; detach x and weight")
+        _checks.refuse_gradient(OP, "x and weight", x, weight)
         arrays = (tensor.numpy(force=True) for tensor in (x, weight))
         return torch.from_numpy(reference.rms_norm(*arrays, epsilon=epsilon)).to(x.dtype)
     y, _ = torch.ops.bwt.rms_norm(x, weight, epsilon)
@@ -45,15 +40,7 @@ def rms_norm(x: Tensor, weight: Tensor, *, epsilon: float = 1e-6, backend: str =
 
 
 def _check(x: Tensor, weight: Tensor) -> None:
-    for name, tensor in (("x", x), ("weight", weight)):
-        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-            got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise ValueError(f"{OP}: {name} must be a floating-point tensor, got {got}")
-    if (weight.dtype, weight.device) != (x.dtype, x.device):
-        raise ValueError(
-            f"{OP}: x and weight must agree in dtype and device, got {x.dtype} on {x.device} "
-            f"and {weight.dtype} on {weight.device}"
-        )
+    _checks.check_floating(OP, ARGUMENTS, (x, weight))
     if x.ndim < 1 or x.shape[-1] < 1:
         raise ValueError(f"{OP}: x must be [..., C] with C >= 1, got shape {tuple(x.shape)}")
     if weight.shape != x.shape[-1:]:

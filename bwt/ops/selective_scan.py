@@ -5,16 +5,19 @@ from torch import Tensor
 
 from bwt import reference
 from bwt.kernels import results
-from bwt.ops import _derivatives, _dispatch, _library
+from bwt.kernels.contracts import HALVES, SCAN_CHUNK, SELECTIVE_SCAN
+from bwt.ops import _checks, _derivatives, _dispatch, _library
 from bwt.ops._selective_scan_torch import selective_scan_states_torch, selective_scan_torch
 
-OP = "selective_scan"
-MAX_STATES = 64
-CHUNK = 16  # steps between the states saved for the backward pass; kScanChunk of the C++ header
-DTYPES = (*_library.HALVES, torch.float32, torch.float64)
-SIZES = {"u": "[B, L, E]", "delta": "[B, L, E]", "A": "[E, N]", "B": "[B, L, N]", "C": "[B, L, N]"}
-
-_dispatch.BACKENDS[OP] = ("native", "triton", "torch", "reference")
+OP = SELECTIVE_SCAN.op
+MAX_STATES = SELECTIVE_SCAN.limit("num_states")
+ARGUMENTS = [
+    _checks.Argument("u", "[B, L, E]", 3),
+    _checks.Argument("delta", "[B, L, E]", 3),
+    _checks.Argument("A", "[E, N]", 2, is_parameter=True),
+    _checks.Argument("B", "[B, L, N]", 3),
+    _checks.Argument("C", "[B, L, N]", 3),
+]
 
 
 def selective_scan(
@@ -56,16 +59,17 @@ def selective_scan(
     >>> selective_scan(one, one, torch.tensor([[-0.693147]]), one, one).flatten()
     tensor([1.0000, 1.5000, 1.7500, 1.8750])
     """
-    _check(u=u, delta=delta, A=A, B=B, C=C)
+    _check(u, delta, A, B, C)
     _check_skip(D, u)
     chosen = _dispatch.choose(OP, backend, u.device)
+    _checks.check_dtype(SELECTIVE_SCAN, chosen, u.dtype, "the arguments")
     tensors = _widened(u, delta, A, B, C, D)
     if chosen == "reference":
         y = _reference(reference.selective_scan, tensors, delta_softplus)
     elif chosen == "torch":
         y = selective_scan_torch(*tensors, delta_softplus)
     else:
-        every = CHUNK if _grad(tensors) else 0
+        every = SCAN_CHUNK if _checks.is_recorded(*tensors) else 0
         y, _ = torch.ops.bwt.selective_scan(*tensors, delta_softplus, every)
     return y.to(u.dtype)
 
@@ -81,8 +85,9 @@ def selective_scan_states(
 ) -> Tensor:
     """The states h [B, L, E, N] of `selective_scan` after each step, to be looked at: they are N
     times as large as y, and no gradient flows through them. Those of halves are float32."""
-    _check(u=u, delta=delta, A=A, B=B)
+    _check(u, delta, A, B)
     chosen = _dispatch.choose(OP, backend, u.device)
+    _checks.check_dtype(SELECTIVE_SCAN, chosen, u.dtype, "the arguments")
     tensors = tuple(x.detach() for x in _widened(u, delta, A, B))
     if chosen == "reference":
         return _reference(reference.selective_scan_states, tensors, delta_softplus)
@@ -92,62 +97,42 @@ def selective_scan_states(
     return states.transpose(2, 3)
 
 
-def _check(**tensors: Tensor) -> None:
-    u, A = tensors["u"], tensors["A"]
-    for name, x in tensors.items():
-        if not isinstance(x, Tensor) or x.dtype not in DTYPES:
-            got = x.dtype if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(f"{OP}: {name} must be a floating-point tensor, got {got}")
-        if x.ndim != (2 if name == "A" else 3):
-            raise ValueError(f"{OP}: {name} must be {SIZES[name]}, got shape {tuple(x.shape)}")
-        if not _agrees(x, u, name):
-            raise ValueError(
-                f"{OP}: u and {name} must agree in dtype and device, got {u.dtype} on {u.device} "
-                f"and {x.dtype} on {x.device}"
-            )
+def _check(*tensors: Tensor) -> None:
+    _checks.check_floating(OP, ARGUMENTS, tensors)
+    u, A = tensors[0], tensors[2]
     (batch, steps, channels), states = u.shape, A.shape[1]
     if not 1 <= states <= MAX_STATES:
         raise ValueError(f"{OP}: A must have 1 to {MAX_STATES} states, got {states}")
     rows = (batch, steps, states)
-    wanted = {"delta": u.shape, "A": (channels, states), "B": rows, "C": rows}
-    for name, shape in wanted.items():
-        if name in tensors and tensors[name].shape != shape:
+    wanted = (u.shape, u.shape, (channels, states), rows, rows)
+    for argument, x, shape in zip(ARGUMENTS, tensors, wanted, strict=False):
+        if x.shape != shape:
             raise ValueError(
-                f"{OP}: {name} must be {SIZES[name]} = {list(shape)} (as u and A say), "
-                f"got {list(tensors[name].shape)}"
+                f"{OP}: {argument.name} must be {argument.layout} = {list(shape)} "
+                f"(as u and A say), got {list(x.shape)}"
             )
 
 
 def _check_skip(D: Tensor | None, u: Tensor) -> None:
     if D is None:
         return
-    if not isinstance(D, Tensor) or not _agrees(D, u, "D"):
+    like_u = isinstance(D, Tensor) and D.device == u.device
+    if not (like_u and _checks.agree(D.dtype, u.dtype, is_parameter=True)):
         got = f"{D.dtype} on {D.device}" if isinstance(D, Tensor) else type(D).__name__
         raise ValueError(f"{OP}: D must be None or like u {u.dtype} on {u.device}, got {got}")
     if D.shape != u.shape[2:]:
         raise ValueError(f"{OP}: D must be [E] = [{u.shape[2]}], got {list(D.shape)}")
 
 
-def _agrees(x: Tensor, u: Tensor, name: str) -> bool:
-    """In dtype and device; parameters may be float32 beside halves, as autocast leaves them."""
-    wide = name in ("A", "D") and u.dtype in _library.HALVES and x.dtype == torch.float32
-    return (wide or x.dtype == u.dtype) and x.device == u.device
-
-
 def _widened(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     """Halves as float32, in which the states are kept."""
-    if tensors[0].dtype not in _library.HALVES:
+    if tensors[0].dtype not in HALVES:
         return tensors
     return tuple(None if x is None else x.float() for x in tensors)
 
 
-def _grad(tensors: tuple[Tensor | None, ...]) -> bool:
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
-
-
 def _reference(compute, tensors: tuple[Tensor | None, ...], softplus: bool) -> Tensor:
-    if _grad(tensors):
-        raise RuntimeError(f"{OP}: backend 'reference' has no gradient; detach the arguments")
+    _checks.refuse_gradient(OP, "the arguments", *tensors)
     arrays = [None if x is None else x.detach().numpy() for x in tensors]
     return torch.from_numpy(compute(*arrays, delta_softplus=softplus)).to(tensors[0].dtype)
 
@@ -211,7 +196,7 @@ def _backward(ctx, grad_y, _):
 def _vmap(info, axes, *arguments):
     (*tensors, softplus, every), size = arguments, info.batch_size
     # A batched tensor does not say that gradients are wanted.
-    every = every or (CHUNK if _grad(tensors) else 0)
+    every = every or (SCAN_CHUNK if _checks.is_recorded(*tensors) else 0)
     op = torch.ops.bwt.selective_scan
     if axes[2] is not None or axes[5] is not None:  # a matrix for each element of the axis
         outputs = _derivatives.one_by_one(op, size, axes, (*tensors, softplus, every))

@@ -15,6 +15,7 @@ import triton
 
 from .. import results
 from ..configs import Config, Launch, architecture, lookup
+from ..contracts import ATTENTION
 from .short import attention_short_backward_kernel, attention_short_forward_kernel
 from .stream import attention_stream_forward_kernel, attention_stream_weights_kernel
 from .stream_backward import (
@@ -23,7 +24,8 @@ from .stream_backward import (
     attention_stream_queries_kernel,
 )
 
-HEAD_SIZES = (16, 32, 64, 128)
+HEAD_SIZES = (16, 32, 64, 128)  # padded, up to the limit of the contract
+MAX_HEAD_SIZE = ATTENTION.backends["triton"].limits["head_size"]
 PRECISIONS = ("ieee", "tf32")
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float64: "fp64"}
 
@@ -201,8 +203,8 @@ def _last_contiguous(x):
 def _common(q, k, causal, scale, precision):
     """The mode that the table knows, and the arguments all kernels have."""
     head_size = q.shape[-1]
-    if head_size > HEAD_SIZES[-1]:
-        raise ValueError(f"attention: head size {head_size} is above {HEAD_SIZES[-1]}")
+    if head_size > MAX_HEAD_SIZE:
+        raise ValueError(f"attention: head size {head_size} is above {MAX_HEAD_SIZE}")
     if precision not in PRECISIONS:
         raise ValueError(f"attention: precision {precision!r} is not one of {PRECISIONS}")
     mode = DTYPES.get(q.dtype) or {"ieee": "fp32", "tf32": "tf32"}[precision]

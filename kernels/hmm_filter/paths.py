@@ -5,8 +5,10 @@ from typing import NamedTuple
 
 import triton
 
+from ..contracts import HMM_FILTER
+
 PATHS = ("rows", "dot", "chunks")
-MAX_STATES = 128
+MAX_STATES = HMM_FILTER.backends["triton"].limits["num_states"]
 SMALL_STATES = 16
 DOT_SEQUENCES = 2048  # fewer do not fill a GPU 16 at a time
 CHUNKED_STEPS = 2048

@@ -17,12 +17,12 @@ import triton
 
 from .. import results
 from ..configs import Config, Launch, architecture, lookup
+from ..contracts import SCAN_CHUNK
 from .passes import selective_scan_backward_kernel, selective_scan_forward_kernel
 
 OP = "selective_scan"
 MODES = {torch.float32: "fp32", torch.float64: "fp64"}
 SIZES = (4, 16, 64)  # of states, padded
-CHUNK = 16  # steps of a tile in the backward pass, and between the states saved for it
 
 
 class Scan(NamedTuple):
@@ -105,8 +105,8 @@ def selective_scan_forward(u, delta, A, B, C, D, *, softplus, every):
 
 def selective_scan_backward(grad_y, u, delta, A, B, C, D, states, *, softplus, every):
     """Gradients of u, delta, A, B, C, D, the last also where there is none."""
-    if every != CHUNK:
-        raise ValueError(f"{OP}: states must be saved every {CHUNK} steps, got {every}")
+    if every != SCAN_CHUNK:
+        raise ValueError(f"{OP}: states must be saved every {SCAN_CHUNK} steps, got {every}")
     if u.numel() == 0:
         return tuple(x.zero_() for x in results.dense(u, delta, A, B, C, A[:, 0]))
     scan, arch = Scan.of(u, delta, A, B, C, D, softplus=softplus), architecture(u.device)
@@ -126,7 +126,7 @@ def _sum(x):
 
 
 def example_launches(
-    *, mode, batch, steps, channels, states, arch, softplus=True, skip=True, every=CHUNK
+    *, mode, batch, steps, channels, states, arch, softplus=True, skip=True, every=SCAN_CHUNK
 ) -> dict[str, Launch]:
     """The launches of one call by name, on tensors without memory."""
     dtype = {name: dtype for dtype, name in MODES.items()}[mode]
@@ -139,7 +139,7 @@ def example_launches(
     scan = Scan.of(inputs, inputs, empty(channels, states), rows, rows, D, softplus=softplus)
     saved = empty(batch, steps // every if every else 0, states, channels)
     launches = [scan.forward_launch(empty(batch, steps, channels), saved, every, arch)]
-    if every == CHUNK:
+    if every == SCAN_CHUNK:
         gradients = scan.empty_gradients(arch)
         launches.append(scan.backward_launch(inputs, saved, gradients, arch))
     return {launch.name: launch for launch in launches}
@@ -149,7 +149,7 @@ def specialisations(arch: str):
     """(name, launch) of every form."""
     for mode in MODES.values():
         for states in SIZES:
-            for every in (CHUNK, 0):
+            for every in (SCAN_CHUNK, 0):
                 sizes = {"batch": 64, "steps": 4096, "channels": 512, "states": states}
                 found = example_launches(mode=mode, arch=arch, every=every, **sizes)
                 for name, launch in found.items():

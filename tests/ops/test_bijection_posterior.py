@@ -286,8 +286,12 @@ BAD_INPUT = {
         {"channel": torch.eye(3)},
         "contradicts itself at step 1",
     ),
-    "float ids": ((GOOD.float(), GOOD, 3), {}, "keys must be int32 or int64, got torch.float32"),
-    "list": (([[0, 1]], GOOD, 3), {}, "keys must be a torch tensor, got list"),
+    "float ids": (
+        (GOOD.float(), GOOD, 3),
+        {},
+        "keys must be an int32 or int64 tensor, got torch.float32",
+    ),
+    "list": (([[0, 1]], GOOD, 3), {}, "keys must be an int32 or int64 tensor, got list"),
     "one dimension": (
         (GOOD[0], GOOD[0], 3),
         {},
