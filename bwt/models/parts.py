@@ -21,23 +21,13 @@ class Shape(NamedTuple):
     num_features: int
 
 
-def natively(x: Tensor) -> bool:
-    """Whether the kernels of bwt.ops serve best: torch.compile fuses what is torch's own, on a GPU
-    torch has nothing left to gain, and autocast may have chosen another dtype."""
-    known = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
-    return known and not torch.compiler.is_compiling()
-
-
 class RMSNorm(nn.Module):
     def __init__(self, width: int):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        if natively(x):
-            return ops.rms_norm(x, self.weight, epsilon=EPSILON)
-        # In one dtype, or torch takes a slower way.
-        return functional.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), EPSILON)
+        return ops.rms_norm(x, self.weight, epsilon=EPSILON)
 
 
 class LayerNorm(nn.Module):
@@ -140,8 +130,7 @@ class MLP(nn.Module):
         self.down = linear(hidden, width, gain=gain)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.up(x)
-        return self.down(ops.gelu(x) if natively(x) else functional.gelu(x))
+        return self.down(ops.gelu(self.up(x)))
 
 
 class Model(Tapped):

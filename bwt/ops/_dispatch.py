@@ -9,9 +9,10 @@ import warnings
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from bwt.kernels import configs
-from bwt.kernels.contracts import CONTRACTS
+from bwt.kernels.contracts import CONTRACTS, Contract
 from bwt.ops import _derivatives, _library
 
 AUTO = {"cpu": ("native",), "cuda": ("triton", "cuda")}
@@ -90,6 +91,20 @@ def choose(op: str, backend: str, device: torch.device, *, differentiable: bool 
     if reason := UNUSABLE[backend](device):
         raise RuntimeError(f"{op}: backend {backend!r} cannot serve: {reason}")
     return backend
+
+
+def choose_beside_torch(contract: Contract, backend: str, x: Tensor) -> str:
+    """Of an op that torch has too. By default the kernel serves what it takes and torch the rest,
+    whatever BWT_BACKEND says: halves, as autocast leaves them, what is to be compiled, as
+    torch.compile fuses it, and GPUs, where nothing is left to gain.
+    """
+    if backend == "auto" and (
+        not x.is_cpu
+        or x.dtype not in contract.backends["native"].dtypes
+        or torch.compiler.is_compiling()
+    ):
+        return "torch"
+    return choose(contract.op, backend, x.device)
 
 
 def _choose_automatically(op: str, device: torch.device) -> str:

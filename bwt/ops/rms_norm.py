@@ -9,17 +9,21 @@ from bwt.kernels.contracts import RMS_NORM
 from bwt.ops import _checks, _derivatives, _dispatch, _library
 
 OP = RMS_NORM.op
-ARGUMENTS = [_checks.Argument("x", "[..., C]", None), _checks.Argument("weight", "[C]", None)]
+ARGUMENTS = [
+    _checks.Argument("x", "[..., C]", None),
+    _checks.Argument("weight", "[C]", None, is_parameter=True),
+]
 
 
 def rms_norm(x: Tensor, weight: Tensor, *, epsilon: float = 1e-6, backend: str = "auto") -> Tensor:
     """x / sqrt(mean(x^2) + epsilon) * weight over the last dimension.
 
-    torch's own is a chain of small ops on a CPU, each a pass through memory.
+    torch's own is a chain of small ops on a CPU, each a pass through memory. By default it serves
+    halves, GPUs and what torch.compile compiles all the same.
 
     Args:
         x: [..., C], C >= 1; float32 or float64 for "native" and "reference".
-        weight: [C], of the same dtype and device.
+        weight: [C], on the same device and of the same dtype or, beside halves, float32.
         backend: "auto", "native", "torch" or "reference".
 
     >>> import torch
@@ -27,10 +31,11 @@ def rms_norm(x: Tensor, weight: Tensor, *, epsilon: float = 1e-6, backend: str =
     tensor([[0.8485, 2.2627]])
     """
     _check(x, weight)
-    chosen = _dispatch.choose(OP, backend, x.device)
+    chosen = _dispatch.choose_beside_torch(RMS_NORM, backend, x)
     _checks.check_dtype(RMS_NORM, chosen, x.dtype, "x and weight")
     if chosen == "torch":
-        return functional.rms_norm(x, weight.shape, weight, epsilon)
+        # In one dtype, or torch takes a slower way.
+        return functional.rms_norm(x, weight.shape, weight.to(x.dtype), epsilon)
     if chosen == "reference":
         _checks.refuse_gradient(OP, "x and weight", x, weight)
         arrays = (tensor.numpy(force=True) for tensor in (x, weight))

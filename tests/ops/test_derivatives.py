@@ -322,16 +322,35 @@ def test_derivatives_inside_torch_compile(op):
     assert_close(compiled(*inputs), gradients(op, inputs))
 
 
-@pytest.mark.parametrize("op", [gelu, self_attention, hmm_filter], ids=lambda op: op.__name__)
-def test_compiled_code_keeps_to_the_kernels(op):
+@pytest.mark.parametrize(
+    "op,options",
+    [(gelu, {"backend": "native"}), (self_attention, {}), (hmm_filter, {})],
+    ids=["gelu", "self_attention", "hmm_filter"],
+)
+def test_compiled_code_keeps_to_the_kernels(op, options):
+    inputs = draw(op)
+    output, graph = compiled_graph(lambda *x: together(op(*x, **options)), inputs)
+    expected = together(op(*inputs, backend="native"))
+    torch.testing.assert_close(output, expected, rtol=0, atol=0)
+    assert "torch.ops.bwt." in graph
+
+
+@pytest.mark.parametrize("op", [gelu, rms_norm], ids=lambda op: op.__name__)
+def test_what_torch_can_fuse_is_left_to_it(op):
+    inputs = draw(op)
+    output, graph = compiled_graph(op, inputs)
+    torch.testing.assert_close(output, op(*inputs, backend="torch"), rtol=0, atol=0)
+    assert "torch.ops.bwt." not in graph
+
+
+def compiled_graph(function, inputs):
+    """The output, and the one graph that torch.compile makes of a function."""
     graphs = []
 
     def backend(graph, _):
         graphs.append(graph.code)
         return graph
 
-    inputs = draw(op)
-    compiled = torch.compile(lambda *x: together(op(*x)), backend=backend, fullgraph=True)
-    expected = together(op(*inputs, backend="native"))
-    torch.testing.assert_close(compiled(*inputs), expected, rtol=0, atol=0)
-    assert len(graphs) == 1 and "torch.ops.bwt." in graphs[0]
+    output = torch.compile(function, backend=backend, fullgraph=True)(*inputs)
+    [graph] = graphs
+    return output, graph

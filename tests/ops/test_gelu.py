@@ -94,6 +94,14 @@ def test_opcheck(slope):
     torch.library.opcheck(torch.ops.bwt.gelu.default, (x, slope))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_halves_are_served_by_torch(dtype, monkeypatch):
+    x = torch.randn(3, 5, dtype=dtype)
+    assert torch.equal(gelu(x), torch.nn.functional.gelu(x))
+    monkeypatch.setenv("BWT_BACKEND", "native")
+    assert torch.equal(gelu(x), torch.nn.functional.gelu(x))
+
+
 def test_slopes_only_for_gradients():
     assert torch.ops.bwt.gelu(torch.randn(4), False)[1].numel() == 0
     x = torch.randn(4, requires_grad=True)
@@ -115,7 +123,11 @@ def test_threads_change_no_bit():
 BAD_INPUT = {
     "list": ([1.0], {}, "x must be a floating-point tensor, got list"),
     "integers": (torch.arange(3), {}, "x must be a floating-point tensor, got torch.int64"),
-    "half": (torch.zeros(3).half(), {}, "backend 'native' takes float32, float64, got"),
+    "half": (
+        torch.zeros(3).half(),
+        {"backend": "native"},
+        "backend 'native' takes float32, float64, got",
+    ),
     "backend": (torch.zeros(3), {"backend": "triton"}, "no backend 'triton'; choose one of"),
 }
 

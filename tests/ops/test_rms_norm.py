@@ -109,6 +109,15 @@ def test_opcheck():
     torch.library.opcheck(torch.ops.bwt.rms_norm_backward.default, arguments)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_halves_are_served_by_torch_also_beside_a_weight_in_float32(dtype):
+    x, weight = torch.randn(4, 5, dtype=dtype), torch.randn(5)
+    want = torch.nn.functional.rms_norm(x, (5,), weight.to(dtype), 1e-6)
+    for same in (weight, weight.to(dtype)):
+        y = rms_norm(x, same)
+        assert y.dtype == dtype and torch.equal(y, want)
+
+
 def test_threads_change_no_bit():
     x = torch.randn(500, 131, requires_grad=True)
     weight = torch.randn(131, requires_grad=True)
@@ -130,7 +139,12 @@ BAD_INPUT = {
     "scalar": ((X[0, 0], WEIGHT), {}, r"x must be \[..., C\] with C >= 1"),
     "no channels": ((X[:, :0], WEIGHT[:0]), {}, r"x must be \[..., C\] with C >= 1"),
     "weight": ((X, WEIGHT[:2]), {}, r"weight must be \[C\] = \[3\] as x says, got \[2\]"),
-    "half": ((X.half(), WEIGHT.half()), {}, "backend 'native' takes float32, float64, got"),
+    "half": (
+        (X.half(), WEIGHT.half()),
+        {"backend": "native"},
+        "backend 'native' takes float32, float64, got",
+    ),
+    "half weight": ((X, WEIGHT.half()), {}, "x and weight must agree in dtype and device"),
     "backend": ((X, WEIGHT), {"backend": "cuda"}, "no backend 'cuda'; choose one of"),
 }
 
