@@ -24,23 +24,32 @@ def check_tensor(op: str, name: str, x, dtypes: tuple[torch.dtype, ...]) -> None
         _refuse(op, name, x, f"{'an' if names[0] == 'i' else 'a'} {names}")
 
 
-def check_floating(op: str, arguments: Sequence[Argument], tensors: Sequence[Tensor]) -> None:
+def check_floating(op: str, name: str, x) -> None:
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        _refuse(op, name, x, "a floating-point")
+
+
+def check_alike(op: str, arguments: Sequence[Argument], tensors: Sequence[Tensor]) -> None:
     """Floating-point tensors, each with its number of dimensions, all of one dtype and device."""
-    first = tensors[0]
-    for (name, layout, ndim, is_parameter), x in zip(arguments, tensors, strict=False):
+    dtype = None
+    for x, (name, layout, ndim, is_parameter) in zip(tensors, arguments, strict=False):
         if not isinstance(x, Tensor) or not x.is_floating_point():
             _refuse(op, name, x, "a floating-point")
         if ndim is not None and x.ndim != ndim:
             raise ValueError(f"{op}: {name} must be {layout}, got shape {tuple(x.shape)}")
-        if x.device != first.device or not agree(x.dtype, first.dtype, is_parameter):
+        if dtype is None:
+            dtype, device = x.dtype, x.device
+        elif x.device != device or (
+            x.dtype != dtype and not (is_parameter and are_float32_and_half(x.dtype, dtype))
+        ):
             raise ValueError(
                 f"{op}: {arguments[0].name} and {name} must agree in dtype and device, "
-                f"got {first.dtype} on {first.device} and {x.dtype} on {x.device}"
+                f"got {dtype} on {device} and {x.dtype} on {x.device}"
             )
 
 
-def agree(dtype: torch.dtype, first: torch.dtype, is_parameter: bool) -> bool:
-    return dtype == first or (is_parameter and dtype == torch.float32 and first in HALVES)
+def are_float32_and_half(parameter: torch.dtype, dtype: torch.dtype) -> bool:
+    return parameter == torch.float32 and dtype in HALVES
 
 
 def check_dtype(contract: Contract, backend: str, dtype: torch.dtype, names: str) -> None:

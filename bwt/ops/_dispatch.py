@@ -15,11 +15,14 @@ from bwt.kernels import configs
 from bwt.kernels.contracts import CONTRACTS, Contract
 from bwt.ops import _derivatives, _library
 
+# Small calls notice the time of their choice, and to compare devices takes less than to ask for a
+# type. Tensors on the CPU have no index.
+CPU = torch.device("cpu")
 AUTO = {"cpu": ("native",), "cuda": ("triton", "cuda")}
 
 
 def _unusable_native(device: torch.device) -> str | None:
-    if device.type != "cpu":
+    if device != CPU:
         return f"serves CPU tensors, and these are on {device}"
     return _library.native_fault
 
@@ -31,7 +34,7 @@ def _unusable_cuda(device: torch.device) -> str | None:
 
 
 def _unusable_reference(device: torch.device) -> str | None:
-    return None if device.type == "cpu" else f"computes in NumPy, and these tensors are on {device}"
+    return None if device == CPU else f"computes in NumPy, and these tensors are on {device}"
 
 
 def _unusable_triton(device: torch.device) -> str | None:
@@ -82,7 +85,10 @@ def choose(op: str, backend: str, device: torch.device, *, differentiable: bool 
             )
         backend = "torch" if backend == "auto" else backend
     if backend == "auto":
-        return _choose_automatically(op, device)
+        name, reasons = automatic(op, device)
+        if name is None or reasons:
+            _explain(op, device, name, reasons)
+        return name
     if backend not in BACKENDS[op]:
         known = ", ".join(("auto", *BACKENDS[op]))
         raise ValueError(f"{op}: no backend {backend!r}; choose one of {known}")
@@ -107,22 +113,18 @@ def choose_beside_torch(contract: Contract, backend: str, x: Tensor) -> str:
     return choose(contract.op, backend, x.device)
 
 
-def _choose_automatically(op: str, device: torch.device) -> str:
-    name, reasons = automatic(op, device)
+def _explain(op: str, device: torch.device, name: str | None, reasons: list[str]) -> None:
+    """Raises if nothing serves, and warns if nothing fast does."""
     if name is None:
-        kind = device.type
         why = "; ".join(reasons) or f"no backend for tensors on {device}"
-        others = ", ".join(name for name in BACKENDS[op] if name not in AUTO.get(kind, ()))
+        others = ", ".join(name for name in BACKENDS[op] if name not in AUTO.get(device.type, ()))
         raise RuntimeError(f"{op}: {why} (or pass backend= one of {others})")
-    if reasons:
-        _warn_once(op, "; ".join(reasons))
-    return name
+    _warn_once(op, "; ".join(reasons))
 
 
 def automatic(op: str, device: torch.device) -> tuple[str | None, list[str]]:
     """The backend that `auto` takes, or None, and why no faster one serves."""
-    # Written for the case that the first candidate serves: small calls notice the time.
-    kind, known = device.type, BACKENDS[op]
+    kind, known = "cpu" if device == CPU else device.type, BACKENDS[op]
     reasons = []
     for name in AUTO.get(kind, ()):
         if name in known:

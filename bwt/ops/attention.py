@@ -86,7 +86,7 @@ def attention(
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, causal: bool, capture: Collection[str]) -> None:
-    _checks.check_floating(OP, ARGUMENTS, (q, k, v))
+    _checks.check_alike(OP, ARGUMENTS, (q, k, v))
     (batch, heads, queries, size), keys = q.shape, k.shape[2]
     if k.shape != (batch, heads, keys, size) or v.shape != k.shape:
         raise ValueError(

@@ -9,7 +9,6 @@ from bwt.kernels.contracts import GELU
 from bwt.ops import _checks, _derivatives, _dispatch, _library
 
 OP = GELU.op
-ARGUMENTS = [_checks.Argument("x", "of any shape", None)]
 
 
 def gelu(x: Tensor, *, backend: str = "auto") -> Tensor:
@@ -27,7 +26,7 @@ def gelu(x: Tensor, *, backend: str = "auto") -> Tensor:
     >>> gelu(torch.tensor([-1.0, 0.0, 2.0]))
     tensor([-0.1587,  0.0000,  1.9545])
     """
-    _checks.check_floating(OP, ARGUMENTS, (x,))
+    _checks.check_floating(OP, "x", x)
     chosen = _dispatch.choose_beside_torch(GELU, backend, x)
     _checks.check_dtype(GELU, chosen, x.dtype, "x")
     if chosen == "torch":

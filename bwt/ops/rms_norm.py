@@ -45,7 +45,7 @@ def rms_norm(x: Tensor, weight: Tensor, *, epsilon: float = 1e-6, backend: str =
 
 
 def _check(x: Tensor, weight: Tensor) -> None:
-    _checks.check_floating(OP, ARGUMENTS, (x, weight))
+    _checks.check_alike(OP, ARGUMENTS, (x, weight))
     if x.ndim < 1 or x.shape[-1] < 1:
         raise ValueError(f"{OP}: x must be [..., C] with C >= 1, got shape {tuple(x.shape)}")
     if weight.shape != x.shape[-1:]:

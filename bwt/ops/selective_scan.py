@@ -98,7 +98,7 @@ def selective_scan_states(
 
 
 def _check(*tensors: Tensor) -> None:
-    _checks.check_floating(OP, ARGUMENTS, tensors)
+    _checks.check_alike(OP, ARGUMENTS, tensors)
     u, A = tensors[0], tensors[2]
     (batch, steps, channels), states = u.shape, A.shape[1]
     if not 1 <= states <= MAX_STATES:
@@ -116,12 +116,16 @@ def _check(*tensors: Tensor) -> None:
 def _check_skip(D: Tensor | None, u: Tensor) -> None:
     if D is None:
         return
-    like_u = isinstance(D, Tensor) and D.device == u.device
-    if not (like_u and _checks.agree(D.dtype, u.dtype, is_parameter=True)):
+    if not isinstance(D, Tensor) or not _is_like(D, u):
         got = f"{D.dtype} on {D.device}" if isinstance(D, Tensor) else type(D).__name__
         raise ValueError(f"{OP}: D must be None or like u {u.dtype} on {u.device}, got {got}")
     if D.shape != u.shape[2:]:
         raise ValueError(f"{OP}: D must be [E] = [{u.shape[2]}], got {list(D.shape)}")
+
+
+def _is_like(D: Tensor, u: Tensor) -> bool:
+    same = D.dtype == u.dtype or _checks.are_float32_and_half(D.dtype, u.dtype)
+    return same and D.device == u.device
 
 
 def _widened(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:

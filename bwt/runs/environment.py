@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 import bwt
-from bwt import ops  # noqa: F401  (registers the ops with _dispatch)
 from bwt.kernels.configs import device_architecture
 from bwt.ops import _dispatch, _library
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import bwt
-from bwt import ops  # noqa: F401  (tells _dispatch what there is)
 from bwt.ops import _dispatch
 from bwt.runs.files import read_json
 
