@@ -27,8 +27,8 @@ def hmm(op, dtype=torch.float32, num_states=2, num_symbols=2):
 def bijection(dtype=torch.float32, num_symbols=None, num_noisy_symbols=2):
     if num_symbols is not None:
         return lambda backend: ops.bijection_posterior(KEYS, KEYS, num_symbols, backend=backend)
-    # Of no sequences: the table of subsets takes long.
-    V, ids = num_noisy_symbols, KEYS[:0]
+    # Of no steps: the table of subsets takes long.
+    V, ids = num_noisy_symbols, KEYS[:0, :0]
     channel = torch.eye(V, dtype=dtype)
     return lambda backend: ops.bijection_posterior(ids, ids, V, channel=channel, backend=backend)
 
@@ -145,3 +145,16 @@ def test_the_constants_of_the_cpp():
     assert int(said["kMaxNoisySymbols"]) == bijection["num_noisy_symbols"]
     assert int(said["kScanChunk"]) == SCAN_CHUNK
     assert float(said["kHmmRowSumTolerance"]) == ROW_SUM_TOLERANCE
+
+
+def test_the_files_of_the_checklist_exist():
+    """Of a new op, if it were attention; those of tests are named without their folders."""
+    text = (ROOT / "bwt/ops/README.md").read_text()
+    named = re.findall(r"`([\w/<>]+\.(?:py|h|cpp|cu|md|toml))`", text)
+    assert len(named) > 20
+    for name in named:
+        op = "bijection_posterior" if name.endswith(".cu") else "attention"
+        name = name.replace("<op>", op)
+        assert (ROOT / name).exists() or any(
+            list(place.rglob(name)) for place in (ROOT / "tests", ROOT / "bwt/ops")
+        ), name
