@@ -2,7 +2,7 @@
 // defined in Python (bwt/ops/_library.py), so that they exist without this library too.
 #include <Python.h>
 
-#include "cpu/simd.h"
+#include "cpu/simd/level.h"
 
 namespace {
 

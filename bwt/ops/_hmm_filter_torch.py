@@ -1,6 +1,6 @@
 """hmm_filter in eager torch: what one would write without a kernel, and the baseline of the
 benchmarks. Sequences are the last dimension, which is the fastest layout. Autograd comes by itself,
-with a graph over the steps. Sequences that this might lose something of (csrc/hmm_filter.h says
+with a graph over the steps. Sequences that this might lose something of (csrc/cpu/hmm_filter says
 what and why) are done again with an exponent for each state; to see whether there are any, it waits
 for the device. While torch.compile traces or torch.func transforms, nobody can look, and nothing is
 done again."""
@@ -13,7 +13,7 @@ from torch import Tensor
 from bwt.ops import _derivatives
 from bwt.ops._hmm_filter_wide import hmm_filter_wide, hmm_smooth_wide
 
-# As in csrc/hmm_filter.h: a power of two that keeps the probability of a step from underflow.
+# As in csrc/cpu/hmm_filter: a power of two that keeps the probability of a step from underflow.
 LIFT = {torch.float32: 100, torch.float64: 996}
 # As there, exponents of two: positive entries of transition, filtered and emission are above these,
 # adjoints below.

@@ -14,7 +14,7 @@ CHANNEL_DTYPES = BIJECTION_POSTERIOR.dtypes
 MAX_SYMBOLS = BIJECTION_POSTERIOR.limit("num_symbols")
 MAX_NOISY_SYMBOLS = BIJECTION_POSTERIOR.limit("num_noisy_symbols")
 SIZES = (int, torch.SymInt)
-NO_FAULT = 0x7F7F7F7F7F7F7F7F  # kNoFault of csrc/bijection_posterior.h
+NO_FAULT = 0x7F7F7F7F7F7F7F7F  # kNoFault of csrc/host_device
 
 
 def bijection_posterior(

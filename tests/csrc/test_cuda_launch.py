@@ -100,7 +100,7 @@ def test_noiseless_block_fits_into_shared_memory(B, V, warps):
 
 
 def scratch_and_table(symbols, *, wide, adjoints=False):
-    """Bytes of a block, as bijection_posterior.h lays them out."""
+    """Bytes of a block, as host_device/bijection_posterior lays them out."""
     real = 16 if wide else 8
     scratch = symbols * ((symbols + 3) * real + 3 * 8 + (symbols + 3) * 4)
     return -(-scratch // 16) * 16, (real << symbols) * (2 if adjoints else 1)

@@ -48,7 +48,7 @@ def _whole(op: str, backend: str, done: set) -> list[dict[str, Any]]:
     """A backend whose op is one function."""
     place = {
         "reference": f"bwt/reference/{op}.py",
-        "native": f"csrc/cpu/{op}.cpp",
+        "native": f"csrc/cpu/{op}/{op}.cpp",
         "torch": f"bwt/ops/_{op}_torch.py",
     }[backend]
     if not (ROOT / place).exists() and (ROOT / f"bwt/ops/{op}.py").exists():
@@ -88,8 +88,8 @@ def _cuda(op: str, backend: str, done: set) -> list[dict[str, Any]]:
     """Kernels of csrc/cuda, which nvcc compiles when the package is built."""
     built = _cuda_targets() if _dispatch.status(backend) is None else []
     return [
-        _row(name, f"csrc/cuda/{path.name}", 1, ["sm_80", "sm_90", "sm_100"], built)
-        for path in sorted((ROOT / "csrc/cuda").glob(f"{op}*.cu*"))
+        _row(name, f"csrc/cuda/{op}/{path.name}", 1, ["sm_80", "sm_90", "sm_100"], built)
+        for path in sorted((ROOT / "csrc/cuda" / op).glob("*.cu*"))
         for name in re.findall(r"__global__[^;{]*?\b(\w+_kernel)\s*\(", path.read_text())
     ]
 

@@ -1,6 +1,6 @@
 // The kernels that the library launches, instantiated for the tests; no torch is needed.
-#include "cuda/bijection_posterior_noiseless.cuh"
-#include "cuda/bijection_posterior_noisy.cuh"
+#include "cuda/bijection_posterior/noiseless.cuh"
+#include "cuda/bijection_posterior/noisy.cuh"
 
 namespace bwt {
 

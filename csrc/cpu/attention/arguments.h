@@ -1,0 +1,101 @@
+// Fused softmax attention that can also return its weights: the arguments of the CPU kernels.
+//
+// With q [B,H,T,D], k and v [B,H,S,D], S >= T, for every batch and head
+//   scores  = scale * q k^T                                             [T,S]
+//   weights = softmax of each row of scores over the keys it sees       [T,S]
+//   out     = weights v                                                 [T,D]
+//   lse     = log(sum_j exp(scores_j)), natural logarithm               [T]
+//   entropy = -sum_j weights_j log2(weights_j), bits, 0 log 0 = 0       [T]
+// A causal query t sees the keys 0 .. S-T+t (the last query is aligned with the last key); any
+// other query sees all keys. A key that is not seen has a weight of exactly 0, and whatever it and
+// its value hold, NaN included, comes to nothing, neither here nor in gradients. A blind query,
+// whose scores are all -inf, has weights, out and entropy 0, lse -inf and gradients 0.
+//
+// The gradient of all of them is one softmax gradient. With g the gradient at the weights,
+//   g_j = grad_out . v_j + grad_weights_j - grad_entropy * log2(weights_j),
+// the gradient at the scores is
+//   d_j = weights_j * (g_j - sum_i weights_i g_i + grad_lse),
+// because a term that is the same for all j cancels (the rest of d entropy / d weights_j) and
+// d lse / d scores_j = weights_j. Then
+//   grad_q = scale * d k,   grad_k = scale * d^T q,   grad_v = weights^T grad_out.
+//
+// Numbers may be as large as the type allows. A score of -inf beside others has weight 0; NaN and
+// other infinities that a query sees spread within its row.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <utility>
+
+namespace bwt {
+
+constexpr int64_t kMaxHeadSize = 256;
+
+struct AttentionShape {
+  int64_t batch;
+  int64_t heads;
+  int64_t queries;  // T
+  int64_t keys;     // S >= T >= 1
+  int64_t dim;      // D >= 1
+  bool causal;
+
+  int64_t pairs() const { return batch * heads; }
+  int64_t visible_keys(int64_t query) const { return causal ? keys - queries + query + 1 : keys; }
+};
+
+// An array [batch, head, time, D] with strides in elements. D has stride 1. This is how q, k and v
+// lie in the output of a fused projection [B,T,3,H,D], and their gradients in its gradient.
+template <class T>
+struct StridedHeads {
+  T* data;
+  int64_t batch_stride;
+  int64_t head_stride;
+  int64_t time_stride;
+
+  T* at(int64_t pair, int64_t heads, int64_t time) const {
+    return data + pair / heads * batch_stride + pair % heads * head_stride + time * time_stride;
+  }
+};
+
+template <class T>
+struct AttentionForward {
+  AttentionShape shape;
+  T scale;
+  StridedHeads<const T> q;
+  StridedHeads<const T> k;
+  StridedHeads<const T> v;
+  StridedHeads<T> out;
+  T* weights;  // [B,H,T,S] contiguous, or null
+  T* lse;      // [B,H,T] contiguous, or null
+  T* entropy;  // [B,H,T] contiguous, or null
+};
+
+template <class T>
+struct AttentionBackward {
+  AttentionShape shape;
+  T scale;
+  StridedHeads<const T> q;
+  StridedHeads<const T> k;
+  StridedHeads<const T> v;
+  const T* lse;                    // [B,H,T] contiguous, as returned by the forward pass
+  const T* weights;                // likewise, or null: computed again
+  StridedHeads<const T> grad_out;  // data may be null: no gradient
+  const T* grad_weights;           // [B,H,T,S] contiguous, or null
+  const T* grad_entropy;           // [B,H,T] contiguous, or null
+  const T* grad_lse;               // [B,H,T] contiguous, or null
+  StridedHeads<T> grad_q;
+  StridedHeads<T> grad_k;
+  StridedHeads<T> grad_v;
+};
+
+// The CPU kernels are compiled once per instruction set (kernels_simd.h), each with
+//   int64_t attention_forward_scratch_f32(const AttentionForward<float>&);
+//   void attention_forward_f32(const AttentionForward<float>&, int64_t begin, int64_t end,
+//                              void* scratch);
+// and likewise _f64 and backward. They process the pairs (batch, head) numbered
+// batch * heads + head from begin to end. Every thread needs its own scratch of as many bytes as
+// the first function says (of the same instruction set), of any alignment and content. A pair is
+// always computed in the same way, so results do not depend on how pairs are shared by threads.
+
+}  // namespace bwt

@@ -1,0 +1,97 @@
+// The selective scan of state-space models: the arguments of the CPU kernels.
+//
+// With u, delta [B,L,E], A [E,N], B and C [B,L,N], D [E], for every batch entry and channel e
+//   s_t = delta_t, or softplus(delta_t) = log(1 + exp(delta_t))
+//   a_tn = exp(s_t A_n),   h_tn = a_tn h_{t-1,n} + s_t u_t B_tn,   h_{-1} = 0      [N]
+//   y_t = sum_n C_tn h_tn + D u_t
+//
+// The adjoints go backwards in time. With y' the gradient that comes in, g beyond the end 0 and
+// x_t = s_t u_t,
+//   g_tn = C_tn y'_t + a_{t+1,n} g_{t+1,n}
+//   C'_tn = sum_e y'_t h_tn,   B'_tn = sum_e x_t g_tn,   x'_t = sum_n B_tn g_tn
+//   v_tn = g_tn a_tn h_{t-1,n},   A'_n = sum_{b,t} s_t v_tn
+//   s'_t = sum_n A_n v_tn + u_t x'_t,   u'_t = s_t x'_t + D y'_t,   D' = sum_{b,t} y'_t u_t
+// and delta'_t = s'_t, times sigmoid(delta_t) with softplus. The states h are computed again from
+// those that the forward pass saves after every chunk of steps, so that what is saved for a chunk
+// of N steps is as large as u, not N times as large.
+//
+// Where s_t A_n is so large that a_tn would not be a normal number it is the largest or smallest.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <utility>
+
+namespace bwt {
+
+// Steps between saved states, at most: the backward pass holds the states of a chunk in cache.
+constexpr int64_t kScanChunk = 16;
+constexpr int64_t kMaxScanStates = 64;
+
+struct ScanShape {
+  int64_t batch;
+  int64_t steps;     // L
+  int64_t channels;  // E
+  int64_t states;    // N
+};
+
+// An array [batch, time, size] with strides in elements. The last dimension has stride 1. This is
+// how B and C lie in the output of a fused projection.
+template <class T>
+struct ScanRows {
+  T* data;
+  int64_t batch_stride;
+  int64_t time_stride;
+
+  T* at(int64_t batch, int64_t time) const {
+    return data + batch * batch_stride + time * time_stride;
+  }
+};
+
+template <class T>
+struct ScanInputs {
+  ScanShape shape;
+  bool softplus;
+  int64_t every;  // steps between saved states, 0 to kScanChunk; 0: none is saved
+  ScanRows<const T> u;
+  ScanRows<const T> delta;
+  ScanRows<const T> B;
+  ScanRows<const T> C;
+  const T* A;  // [E,N] contiguous
+  const T* D;  // [E], or null
+
+  int64_t saved() const { return every > 0 ? shape.steps / every : 0; }
+};
+
+template <class T>
+struct ScanForward {
+  ScanInputs<T> inputs;
+  T* y;       // [B,L,E] contiguous
+  T* states;  // [B,saved,N,E] contiguous: h after steps every, 2 every, ..; or null
+};
+
+template <class T>
+struct ScanBackward {
+  ScanInputs<T> inputs;  // every > 0
+  const T* states;
+  ScanRows<const T> grad_y;
+  T* grad_u;      // [B,L,E] contiguous, as all that follow
+  T* grad_delta;  // [B,L,E]
+  T* grad_B;      // [B,L,N]
+  T* grad_C;      // [B,L,N]
+  T* grad_A;      // [pieces,N,E]: to be summed over the pieces of the batch
+  T* grad_D;      // [pieces,E]
+};
+
+// The CPU kernels are compiled once per instruction set (kernels_simd.h), each with
+//   int64_t scan_forward_scratch_f32(const ScanForward<float>&);
+//   void scan_forward_f32(const ScanForward<float>&, int64_t begin, int64_t end, void* scratch);
+//   int64_t scan_backward_scratch_f32(const ScanBackward<float>&);
+//   void scan_backward_f32(const ScanBackward<float>&, int64_t begin, int64_t end, int64_t pieces,
+//                          void* scratch);
+// and likewise _f64. Forward takes batch entries from begin to end, backward pieces of the batch.
+// Every thread needs its own scratch of as many bytes as said, of any alignment and content. An
+// entry is always computed in the same way, so results do not depend on the number of threads.
+
+}  // namespace bwt

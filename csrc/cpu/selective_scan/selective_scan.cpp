@@ -1,0 +1,215 @@
+// CPU implementation of bwt::selective_scan: threads over the batch, SIMD over channels.
+#include <torch/csrc/stable/library.h>
+
+#include <algorithm>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include "cpu/arena.h"
+#include "cpu/checks.h"
+#include "cpu/pieces.h"
+#include "cpu/selective_scan/arguments.h"
+#include "cpu/tensors.h"
+
+#define BWT_SIMD_FILE "cpu/selective_scan/kernels_simd.h"
+#include "cpu/simd/foreach_level.h"
+
+namespace bwt {
+namespace {
+
+// The kernels of a number type behind one name each.
+template <class T>
+struct Kernels;
+
+template <>
+struct Kernels<float> {
+  static int64_t scratch(const ScanForward<float>& x) {
+    return BWT_SIMD_CALL(scan_forward_scratch_f32, x);
+  }
+  static int64_t scratch(const ScanBackward<float>& x) {
+    return BWT_SIMD_CALL(scan_backward_scratch_f32, x);
+  }
+  static void run(const ScanForward<float>& x, int64_t begin, int64_t end, void* memory) {
+    BWT_SIMD_CALL(scan_forward_f32, x, begin, end, memory);
+  }
+  static void run(const ScanBackward<float>& x, int64_t begin, int64_t end, int64_t pieces,
+                  void* memory) {
+    BWT_SIMD_CALL(scan_backward_f32, x, begin, end, pieces, memory);
+  }
+};
+
+template <>
+struct Kernels<double> {
+  static int64_t scratch(const ScanForward<double>& x) {
+    return BWT_SIMD_CALL(scan_forward_scratch_f64, x);
+  }
+  static int64_t scratch(const ScanBackward<double>& x) {
+    return BWT_SIMD_CALL(scan_backward_scratch_f64, x);
+  }
+  static void run(const ScanForward<double>& x, int64_t begin, int64_t end, void* memory) {
+    BWT_SIMD_CALL(scan_forward_f64, x, begin, end, memory);
+  }
+  static void run(const ScanBackward<double>& x, int64_t begin, int64_t end, int64_t pieces,
+                  void* memory) {
+    BWT_SIMD_CALL(scan_backward_f64, x, begin, end, pieces, memory);
+  }
+};
+
+// The kernels take any strides but that of the last dimension.
+Tensor dense_last(const Tensor& x) { return x.size(2) == 1 || x.stride(2) == 1 ? x : packed(x); }
+
+template <class T>
+ScanRows<const T> rows_of(const Tensor& x) {
+  return {data<T>(x), x.stride(0), x.stride(1)};
+}
+
+ArgumentCheck check(const Tensor& u, const Tensor& delta, const Tensor& A, const Tensor& B,
+                    const Tensor& C, const std::optional<Tensor>& D, int64_t every) {
+  const ArgumentCheck check("selective_scan", u.scalar_type(), "u");
+  check.that(u.dim() == 3, "u");
+  check.that(A.dim() == 2 && 1 <= A.size(1) && A.size(1) <= kMaxScanStates, "A");
+  const int64_t batch = u.size(0), steps = u.size(1), channels = u.size(2), states = A.size(1);
+  check.sizes("delta", delta, {batch, steps, channels});
+  check.sizes("A", A, {channels, states});
+  check.sizes("B", B, {batch, steps, states});
+  check.sizes("C", C, {batch, steps, states});
+  check.sizes("D", D, {channels});
+  STD_TORCH_CHECK(0 <= every && every <= kScanChunk, "selective_scan: every must be 0 to ",
+                  kScanChunk);
+  return check;
+}
+
+// Tensors in the layout that the kernels take.
+struct Inputs {
+  Inputs(const Tensor& u, const Tensor& delta, const Tensor& A, const Tensor& B, const Tensor& C,
+         const std::optional<Tensor>& D, bool softplus, int64_t every)
+      : u(dense_last(u)),
+        delta(dense_last(delta)),
+        A(packed(A)),
+        B(dense_last(B)),
+        C(dense_last(C)),
+        softplus(softplus),
+        every(every) {
+    if (D) this->D = packed(*D);
+  }
+
+  template <class T>
+  ScanInputs<T> arguments() const {
+    return {{u.size(0), u.size(1), u.size(2), A.size(1)},
+            softplus,
+            every,
+            rows_of<T>(u),
+            rows_of<T>(delta),
+            rows_of<T>(B),
+            rows_of<T>(C),
+            data<T>(A),
+            D ? data<T>(*D) : nullptr};
+  }
+
+  Tensor u, delta, A, B, C;
+  std::optional<Tensor> D;
+  bool softplus;
+  int64_t every;
+};
+
+template <class T>
+void forward(const Inputs& inputs, const Tensor& y, const Tensor& states) {
+  const ScanForward<T> a{inputs.arguments<T>(), mutable_data<T>(y), mutable_data<T>(states)};
+  const ScanShape& shape = a.inputs.shape;
+  const int64_t grain = 1 + 32768 / (1 + shape.steps * shape.channels * shape.states);
+  torch::stable::parallel_for(0, shape.batch, grain, [&](int64_t begin, int64_t end) {
+    std::vector<char> scratch(Kernels<T>::scratch(a));
+    Kernels<T>::run(a, begin, end, scratch.data());
+  });
+}
+
+std::tuple<Tensor, Tensor> selective_scan(const Tensor& u, const Tensor& delta, const Tensor& A,
+                                          const Tensor& B, const Tensor& C,
+                                          const std::optional<Tensor>& D, bool softplus,
+                                          int64_t every) {
+  check(u, delta, A, B, C, D, every);
+  const Inputs inputs(u, delta, A, B, C, D, softplus, every);
+  const int64_t saved = every > 0 ? u.size(1) / every : 0;
+  const Tensor y = allocate(u, u.sizes());
+  const Tensor states = allocate(u, {u.size(0), saved, A.size(1), u.size(2)});
+  if (u.numel() > 0) {
+    auto run = u.scalar_type() == ScalarType::Float ? forward<float> : forward<double>;
+    run(inputs, y, states);
+  }
+  return {y, states};
+}
+
+struct Gradients {
+  Tensor u, delta, A, B, C, D;
+};
+
+template <class T>
+std::vector<double> add_pieces(const T* sums, int64_t pieces, int64_t size) {
+  std::vector<double> total(size);
+  for (int64_t piece = 0; piece < pieces; ++piece, sums += size) {
+    for (int64_t i = 0; i < size; ++i) total[i] += sums[i];
+  }
+  return total;
+}
+
+template <class T>
+void backward(const Inputs& inputs, const Tensor& states, const Tensor& grad_y,
+              const Gradients& gradients) {
+  const ScanInputs<T> arguments = inputs.arguments<T>();
+  const ScanShape& shape = arguments.shape;
+  const int64_t E = shape.channels, N = shape.states;
+  const int64_t fitting = kGradientBytes / int64_t(E * (N + 1) * sizeof(T));
+  const int64_t pieces = std::min(shape.batch, std::clamp<int64_t>(fitting, 1, kGradientPieces));
+  std::vector<T> sums(pieces * E * (N + 1));
+  T* skip_sums = sums.data() + pieces * E * N;
+  const ScanBackward<T> a{arguments,
+                          data<T>(states),
+                          rows_of<T>(grad_y),
+                          mutable_data<T>(gradients.u),
+                          mutable_data<T>(gradients.delta),
+                          mutable_data<T>(gradients.B),
+                          mutable_data<T>(gradients.C),
+                          sums.data(),
+                          skip_sums};
+  torch::stable::parallel_for(0, pieces, 1, [&](int64_t begin, int64_t end) {
+    std::vector<char> scratch(Kernels<T>::scratch(a));
+    Kernels<T>::run(a, begin, end, pieces, scratch.data());
+  });
+  const std::vector<double> rates = add_pieces(sums.data(), pieces, E * N);
+  const std::vector<double> skips = add_pieces(skip_sums, pieces, E);
+  T* grad_A = mutable_data<T>(gradients.A);
+  for (int64_t i = 0; i < E * N; ++i) grad_A[i] = static_cast<T>(rates[i % N * E + i / N]);
+  std::copy(skips.begin(), skips.end(), mutable_data<T>(gradients.D));
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> selective_scan_backward(
+    const Tensor& grad_y, const Tensor& u, const Tensor& delta, const Tensor& A, const Tensor& B,
+    const Tensor& C, const std::optional<Tensor>& D, const Tensor& states, bool softplus,
+    int64_t every) {
+  const ArgumentCheck same = check(u, delta, A, B, C, D, every);
+  same.that(every > 0, "every");
+  same.sizes("grad_y", grad_y, {u.size(0), u.size(1), u.size(2)});
+  same.sizes("states", states, {u.size(0), u.size(1) / every, A.size(1), u.size(2)});
+  // All of them are written, if anything is computed.
+  const bool some = u.numel() > 0;
+  auto like = [some](const Tensor& x, torch::headeronly::IntHeaderOnlyArrayRef sizes) {
+    return some ? allocate(x, sizes) : torch::stable::new_zeros(x, sizes);
+  };
+  const Gradients gradients{like(u, u.sizes()), like(u, u.sizes()), like(A, A.sizes()),
+                            like(B, B.sizes()), like(C, C.sizes()), like(A, {A.size(0)})};
+  if (some) {
+    auto run = u.scalar_type() == ScalarType::Float ? backward<float> : backward<double>;
+    run(Inputs(u, delta, A, B, C, D, softplus, every), packed(states), dense_last(grad_y),
+        gradients);
+  }
+  return {gradients.u, gradients.delta, gradients.A, gradients.B, gradients.C, gradients.D};
+}
+
+}  // namespace
+}  // namespace bwt
+
+STABLE_TORCH_LIBRARY_IMPL(bwt, CPU, m) {
+  m.impl("selective_scan", TORCH_BOX(&bwt::selective_scan));
+  m.impl("selective_scan_backward", TORCH_BOX(&bwt::selective_scan_backward));
+}
