@@ -3,7 +3,7 @@
 
 namespace bwt {
 namespace BWT_SIMD {
-namespace {  // names of one kernel file must not meet those of another
+namespace {
 
 template <class Number>
 struct Lanes {

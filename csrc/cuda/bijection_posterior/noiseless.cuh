@@ -3,6 +3,8 @@
 #pragma once
 
 #include "cuda/bijection_posterior/warp.cuh"
+#include "host_device/bijection_posterior/faults.h"
+#include "host_device/bijection_posterior/row_writer.h"
 
 namespace bwt {
 

@@ -3,6 +3,11 @@
 #pragma once
 
 #include "cuda/bijection_posterior/warp.cuh"
+#include "host_device/bijection_posterior/channel_gradient.h"
+#include "host_device/bijection_posterior/faults.h"
+#include "host_device/bijection_posterior/ladder.h"
+#include "host_device/bijection_posterior/row_writer.h"
+#include "host_device/wide.h"
 
 namespace bwt {
 

@@ -1,8 +1,7 @@
-// What both kernel files of bijection_posterior share. No torch in any of them, so that the tests
-// compile them to PTX alone.
+// What both kernel files share. No torch in any of them, so that the tests can compile them to PTX.
 #pragma once
 
-#include "host_device/bijection_posterior/ladder.h"
+#include <cstdint>
 
 namespace bwt {
 

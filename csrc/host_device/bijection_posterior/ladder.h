@@ -25,6 +25,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "host_device/bijection_posterior/faults.h"
 #include "host_device/macros.h"
 #include "host_device/wide.h"
 
@@ -33,16 +34,6 @@ namespace bwt {
 // Table of 2^V numbers per sequence in flight: 128 MB for V = 24.
 constexpr int kMaxNoisySymbols = 24;
 constexpr int kMaxSymbols = 4096;
-
-enum class Fault : int64_t { kKeyRange = 0, kValueRange = 1, kContradiction = 2 };
-
-// Faults are reduced by minimum over the batch, so that the first one is the one reported.
-// A repeated byte, so that a device can set it with memset.
-constexpr int64_t kNoFault = 0x7f7f7f7f7f7f7f7f;
-
-BWT_HD inline int64_t encode_fault(int64_t row, Fault fault) {
-  return row * 4 + static_cast<int64_t>(fault);
-}
 
 // Working memory of one sequence (shared memory on a GPU). V entries each unless noted.
 template <class Real>
@@ -283,144 +274,6 @@ class Ladder {
       scratch.rung_of[key] = depth;
     });
     ++depth;
-  }
-};
-
-// Receives the rows of a forward pass. Out is the type of the result.
-template <class Out>
-struct RowWriter {
-  Out* posterior;     // [K, V]
-  Out* entropy;       // [K]
-  Out* log_evidence;  // [K]
-
-  // The writer of a sequence, from that of the batch.
-  BWT_HD RowWriter at(int64_t sequence, int64_t length, int symbols) const {
-    const int64_t first = sequence * length;
-    return {posterior + first * symbols, entropy + first, log_evidence + first};
-  }
-
-  template <class LadderT>
-  BWT_HD void row(LadderT& ladder, const Row& row) {
-    const int symbols = ladder.symbols;
-    Out* out = posterior + row.step * symbols;
-    ladder.team.each(symbols,
-                     [&](int v) { out[v] = static_cast<Out>(ladder.scratch.posterior[v]); });
-    ladder.team.one([&] {
-      entropy[row.step] = static_cast<Out>(row.entropy);
-      log_evidence[row.step] = static_cast<Out>(row.log_evidence);
-    });
-  }
-
-  template <class LadderT>
-  BWT_HD void rung_joins(LadderT&, int) {}
-
-  template <class LadderT>
-  BWT_HD void rung_leaves(LadderT&, int) {}
-
-  // A row needs its own key and the pairs before, not its own value.
-  BWT_HD static int64_t rows_before(int64_t fault) {
-    return (fault >> 2) + ((fault & 3) != static_cast<int64_t>(Fault::kKeyRange));
-  }
-
-  // From a fault on nothing is known: rows of zeros, evidence zero.
-  template <class Team>
-  BWT_HD void clear(Team team, int64_t fault, int64_t length, int symbols) {
-    const int64_t step = fault >> 2;
-    for (int64_t t = rows_before(fault); t < length; ++t) {
-      team.each(symbols, [&](int v) { posterior[t * symbols + v] = Out(0); });
-      team.one([&] { entropy[t] = Out(0); });
-    }
-    team.one([&] {
-      for (int64_t t = step; t < length; ++t) log_evidence[t] = static_cast<Out>(-INFINITY);
-    });
-  }
-};
-
-// Collects the gradient of the channel during a walk over a table that holds adjoints too.
-template <class Real, class In>
-struct ChannelGradient {
-  const In* d_posterior;           // [K, V]
-  const In* d_entropy;             // [K]
-  const double* d_later_evidence;  // [K] gradient of log_evidence summed over this step and later
-  double* d_channel;               // [V, V]; thread v of a team owns row v
-
-  template <class LadderT>
-  BWT_HD void row(LadderT& ladder, const Row& row) {
-    if (row.log_evidence == -INFINITY) return;
-    const int symbols = ladder.symbols;
-    auto& scratch = ladder.scratch;
-    const Real total = ladder.row_total(row.key);
-    const Real observed = ladder.observed_total(row.key, row.value);
-    const double evidence = d_later_evidence[row.step];
-    ladder.team.sync();  // all have read the terms of the entropy, which are now overwritten
-    ladder.team.each(symbols, [&](int v) {
-      const Real weight = ladder.weight(row.key, v);
-      double d_p = static_cast<double>(d_posterior[row.step * symbols + v]);
-      // d(-p log2 p)/dp; an impossible value stays impossible, so it carries no gradient.
-      if (!Number<Real>::is_zero(weight)) {
-        const double log_p = Number<Real>::log(weight / total);
-        d_p -= static_cast<double>(d_entropy[row.step]) * 1.4426950408889634 * (log_p + 1.0);
-      }
-      d_channel[v * symbols + row.value] += evidence * Number<Real>::to_double(weight / observed);
-      scratch.terms[v] = d_p;
-    });
-    double mean = evidence;
-    for (int v = 0; v < symbols; ++v) mean += scratch.terms[v] * scratch.posterior[v];
-    const Real* like = scratch.like + row.key * symbols;
-    const Real d_observed = Number<Real>::from(evidence) / observed;
-    ladder.team.each(symbols, [&](int v) {
-      Real d_weight = Number<Real>::from(scratch.terms[v] - mean) / total;
-      d_weight += d_observed * ladder.probability(v, row.value);
-      scratch.d_unused[v] = d_weight * like[v];
-      scratch.d_like[v] = d_weight * scratch.unused[v];
-    });
-    ladder.table.unused_adjoint(ladder.team, ladder.depth, scratch.d_unused);
-    charge(ladder, row.key);
-  }
-
-  template <class LadderT>
-  BWT_HD void rung_joins(LadderT& ladder, int rung) {
-    ladder.table.clear_adjoint(ladder.team, rung + 1);
-  }
-
-  template <class LadderT>
-  BWT_HD void rung_leaves(LadderT& ladder, int rung) {
-    const int key = ladder.scratch.order[rung];
-    ladder.table.lower(ladder.team, rung, ladder.scratch.like + key * ladder.symbols,
-                       ladder.scratch.d_like);
-    charge(ladder, key);
-  }
-
- private:
-  // Passes the adjoint of a key's likelihood on to the channel. While a key is on the ladder it is
-  // not observed, so that the counts are those its likelihood was made of.
-  template <class LadderT>
-  BWT_HD void charge(LadderT& ladder, int key) {
-    const int symbols = ladder.symbols;
-    const int32_t* count = ladder.scratch.count + key * symbols;
-    ladder.team.each(symbols, [&](int v) {
-      const Real d_like = ladder.scratch.d_like[v];
-      const Real flow = d_like * ladder.scratch.like[key * symbols + v];
-      for (int value = 0; value < symbols; ++value) {
-        if (count[value] == 0) continue;
-        const Real p = ladder.probability(v, value);
-        const Real slope =
-            Number<Real>::is_zero(p) ? d_like * without(ladder, key, v, value) : flow / p;
-        d_channel[v * symbols + value] += count[value] * Number<Real>::to_double(slope);
-      }
-    });
-  }
-
-  // The likelihood of a key's observations, leaving out one of a value that v cannot show.
-  template <class LadderT>
-  BWT_HD static Real without(LadderT& ladder, int key, int v, int left_out) {
-    Wide product{1.0, 0};
-    for (int value = 0; value < ladder.symbols; ++value) {
-      const Wide p = Number<Wide>::from(ladder.channel[v * ladder.symbols + value]);
-      const int32_t count = ladder.scratch.count[key * ladder.symbols + value];
-      product = product * power(p, value == left_out ? count - 1 : count);
-    }
-    return Number<Real>::shifted_from(product, ladder.scratch.moved[key]);
   }
 };
 
