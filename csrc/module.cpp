@@ -6,12 +6,12 @@
 
 namespace {
 
-PyObject* simd(PyObject*, PyObject*) {
+PyObject* simd_in_use(PyObject*, PyObject*) {
   return PyUnicode_FromString(bwt::simd_name(bwt::simd_level()));
 }
 
 PyMethodDef methods[] = {
-    {"simd", simd, METH_NOARGS, "Name of the instruction-set level in use."},
+    {"simd", simd_in_use, METH_NOARGS, "Name of the instruction-set level in use."},
     {nullptr, nullptr, 0, nullptr},
 };
 

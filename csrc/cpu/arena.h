@@ -5,6 +5,8 @@
 
 namespace bwt {
 
+constexpr int64_t kLineBytes = 64;  // of a cache line
+
 // Pieces begin at cache lines. Without memory it only counts the bytes.
 class Arena {
  public:
@@ -12,15 +14,14 @@ class Arena {
 
   template <class T>
   T* take(int64_t count) {
-    next_ = (next_ + kLine - 1) / kLine * kLine;
+    next_ = (next_ + kLineBytes - 1) / kLineBytes * kLineBytes;
     T* piece = reinterpret_cast<T*>(next_);
     next_ += count * sizeof(T);
     return piece;
   }
-  int64_t bytes() const { return next_ - begin_ + kLine; }
+  int64_t bytes() const { return next_ - begin_ + kLineBytes; }
 
  private:
-  static constexpr uintptr_t kLine = 64;
   uintptr_t begin_;
   uintptr_t next_;
 };

@@ -30,6 +30,18 @@ inline Tensor packed(const Tensor& tensor) {
   return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
 }
 
+inline std::optional<Tensor> packed(const std::optional<Tensor>& tensor) {
+  if (!tensor) return std::nullopt;
+  return packed(*tensor);
+}
+
+// For kernels that take any strides but that of the last dimension, which has to be 1.
+inline Tensor packed_rows(const Tensor& tensor) {
+  const int64_t last = tensor.dim() - 1;
+  const bool dense = tensor.size(last) == 1 || tensor.stride(last) == 1;
+  return dense ? tensor : torch::stable::contiguous(tensor);
+}
+
 // As torch::stable::new_empty on the CPU, but not through the dispatcher, which takes longer than a
 // small op.
 inline Tensor allocate(const Tensor& like, torch::headeronly::IntHeaderOnlyArrayRef sizes,

@@ -23,10 +23,7 @@
 // other infinities that a query sees spread within its row.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <limits>
-#include <utility>
 
 namespace bwt {
 
@@ -88,14 +85,5 @@ struct AttentionBackward {
   StridedHeads<T> grad_k;
   StridedHeads<T> grad_v;
 };
-
-// The CPU kernels are compiled once per instruction set (kernels_simd.h), each with
-//   int64_t attention_forward_scratch_f32(const AttentionForward<float>&);
-//   void attention_forward_f32(const AttentionForward<float>&, int64_t begin, int64_t end,
-//                              void* scratch);
-// and likewise _f64 and backward. They process the pairs (batch, head) numbered
-// batch * heads + head from begin to end. Every thread needs its own scratch of as many bytes as
-// the first function says (of the same instruction set), of any alignment and content. A pair is
-// always computed in the same way, so results do not depend on how pairs are shared by threads.
 
 }  // namespace bwt

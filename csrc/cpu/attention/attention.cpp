@@ -23,9 +23,6 @@ AttentionShape shape_of(const Tensor& q, const Tensor& k, bool causal) {
   return {q.size(0), q.size(1), q.size(2), k.size(2), q.size(3), causal};
 }
 
-// The kernels take any strides but that of the last dimension.
-Tensor dense_last(const Tensor& x) { return x.size(3) == 1 || x.stride(3) == 1 ? x : packed(x); }
-
 template <class T>
 StridedHeads<T> heads_of(const Tensor& x) {
   return {static_cast<T*>(x.data_ptr()), x.stride(0), x.stride(1), x.stride(2)};
@@ -42,50 +39,14 @@ T* optional_data(const Tensor& tensor) {
   return tensor.numel() == 0 ? nullptr : mutable_data<T>(tensor);
 }
 
-// The kernels of a number type behind one name each.
-template <class T>
-struct Kernels;
-
-template <>
-struct Kernels<float> {
-  static int64_t scratch(const AttentionForward<float>& x) {
-    return BWT_SIMD_CALL(attention_forward_scratch_f32, x);
-  }
-  static int64_t scratch(const AttentionBackward<float>& x) {
-    return BWT_SIMD_CALL(attention_backward_scratch_f32, x);
-  }
-  static void run(const AttentionForward<float>& x, int64_t begin, int64_t end, void* memory) {
-    BWT_SIMD_CALL(attention_forward_f32, x, begin, end, memory);
-  }
-  static void run(const AttentionBackward<float>& x, int64_t begin, int64_t end, void* memory) {
-    BWT_SIMD_CALL(attention_backward_f32, x, begin, end, memory);
-  }
-};
-
-template <>
-struct Kernels<double> {
-  static int64_t scratch(const AttentionForward<double>& x) {
-    return BWT_SIMD_CALL(attention_forward_scratch_f64, x);
-  }
-  static int64_t scratch(const AttentionBackward<double>& x) {
-    return BWT_SIMD_CALL(attention_backward_scratch_f64, x);
-  }
-  static void run(const AttentionForward<double>& x, int64_t begin, int64_t end, void* memory) {
-    BWT_SIMD_CALL(attention_forward_f64, x, begin, end, memory);
-  }
-  static void run(const AttentionBackward<double>& x, int64_t begin, int64_t end, void* memory) {
-    BWT_SIMD_CALL(attention_backward_f64, x, begin, end, memory);
-  }
-};
-
-template <class T, class Arguments>
-void run_pairs(const Arguments& arguments) {
+template <class Arguments>
+void share_pairs(const Arguments& arguments) {
   const AttentionShape& shape = arguments.shape;
   const int64_t work = shape.queries * shape.keys * shape.dim;
   const int64_t grain = 1 + 32768 / (1 + work);
   torch::stable::parallel_for(0, shape.pairs(), grain, [&](int64_t begin, int64_t end) {
-    std::vector<char> scratch(Kernels<T>::scratch(arguments));
-    Kernels<T>::run(arguments, begin, end, scratch.data());
+    std::vector<char> scratch(BWT_SIMD_CALL(scratch_bytes, arguments));
+    BWT_SIMD_CALL(compute_pairs, arguments, begin, end, scratch.data());
   });
 }
 
@@ -96,13 +57,13 @@ struct Outputs {
 template <class T>
 void forward(const Tensor& q, const Tensor& k, const Tensor& v, bool causal, double scale,
              const Outputs& outputs) {
-  run_pairs<T>(AttentionForward<T>{
+  share_pairs(AttentionForward<T>{
       shape_of(q, k, causal), static_cast<T>(scale), heads_of<const T>(q), heads_of<const T>(k),
       heads_of<const T>(v), heads_of<T>(outputs.out), optional_data<T>(outputs.weights),
       optional_data<T>(outputs.lse), optional_data<T>(outputs.entropy)});
 }
 
-ArgumentCheck check(const Tensor& q, const Tensor& k, const Tensor& v) {
+ArgumentCheck check_arguments(const Tensor& q, const Tensor& k, const Tensor& v) {
   const ArgumentCheck check("attention", q.scalar_type(), "q");
   check.that(q.dim() == 4 && q.size(2) >= 1 && 1 <= q.size(3) && q.size(3) <= kMaxHeadSize, "q");
   check.that(k.dim() == 4 && k.size(2) >= q.size(2), "k");
@@ -111,17 +72,18 @@ ArgumentCheck check(const Tensor& q, const Tensor& k, const Tensor& v) {
   return check;
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> attention(const Tensor& q, const Tensor& k,
-                                                     const Tensor& v, bool causal, double scale,
-                                                     bool weights, bool entropy) {
-  check(q, k, v);
+std::tuple<Tensor, Tensor, Tensor, Tensor> attention_forward(const Tensor& q, const Tensor& k,
+                                                             const Tensor& v, bool causal,
+                                                             double scale, bool weights,
+                                                             bool entropy) {
+  check_arguments(q, k, v);
   const int64_t B = q.size(0), H = q.size(1), T = q.size(2), S = k.size(2);
   const Outputs outputs{new_heads(q, T), allocate(q, {B, H, T}),
                         weights ? allocate(q, {B, H, T, S}) : allocate(q, {0}),
                         entropy ? allocate(q, {B, H, T}) : allocate(q, {0})};
   if (B * H > 0) {
     auto run = q.scalar_type() == ScalarType::Float ? forward<float> : forward<double>;
-    run(dense_last(q), dense_last(k), dense_last(v), causal, scale, outputs);
+    run(packed_rows(q), packed_rows(k), packed_rows(v), causal, scale, outputs);
   }
   return {outputs.out, outputs.lse, outputs.weights, outputs.entropy};
 }
@@ -132,15 +94,10 @@ struct Gradients {
 
   Gradients(const std::optional<Tensor>& out, const std::optional<Tensor>& weights,
             const std::optional<Tensor>& entropy, const std::optional<Tensor>& lse)
-      : weights(dense(weights)),
-        entropy(dense(entropy)),
-        lse(dense(lse)) {
-    if (out) this->out = dense_last(*out);
-  }
-
-  static std::optional<Tensor> dense(const std::optional<Tensor>& gradient) {
-    if (!gradient) return std::nullopt;
-    return packed(*gradient);
+      : weights(packed(weights)),
+        entropy(packed(entropy)),
+        lse(packed(lse)) {
+    if (out) this->out = packed_rows(*out);
   }
 };
 
@@ -155,7 +112,7 @@ void backward(const Gradients& gradients, const Tensor& q, const Tensor& k, cons
               const Tensor& grad_q, const Tensor& grad_k, const Tensor& grad_v) {
   const StridedHeads<const T> grad_out =
       gradients.out ? heads_of<const T>(*gradients.out) : StridedHeads<const T>{};
-  run_pairs<T>(AttentionBackward<T>{
+  share_pairs(AttentionBackward<T>{
       shape_of(q, k, causal), static_cast<T>(scale), heads_of<const T>(q), heads_of<const T>(k),
       heads_of<const T>(v), data<T>(lse), optional_data<const T>(weights), grad_out,
       gradient_data<T>(gradients.weights), gradient_data<T>(gradients.entropy),
@@ -169,7 +126,7 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward(
     const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse,
     const Tensor& weights, const Tensor& entropy, bool causal, double scale) {
   (void)out, (void)entropy;  // for the kernels that recompute from them
-  const ArgumentCheck same = check(q, k, v);
+  const ArgumentCheck same = check_arguments(q, k, v);
   const int64_t B = q.size(0), H = q.size(1), T = q.size(2), S = k.size(2);
   same.sizes("grad_out", grad_out, {B, H, T, q.size(3)});
   same.sizes("grad_weights", grad_weights, {B, H, T, S});
@@ -181,8 +138,8 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward(
                grad_v = new_heads(v, v.size(2));
   if (q.size(0) * q.size(1) > 0) {
     auto run = q.scalar_type() == ScalarType::Float ? backward<float> : backward<double>;
-    run(Gradients(grad_out, grad_weights, grad_entropy, grad_lse), dense_last(q), dense_last(k),
-        dense_last(v), packed(lse), packed(weights), causal, scale, grad_q, grad_k, grad_v);
+    run(Gradients(grad_out, grad_weights, grad_entropy, grad_lse), packed_rows(q), packed_rows(k),
+        packed_rows(v), packed(lse), packed(weights), causal, scale, grad_q, grad_k, grad_v);
   }
   return {grad_q, grad_k, grad_v};
 }
@@ -191,6 +148,6 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward(
 }  // namespace bwt
 
 STABLE_TORCH_LIBRARY_IMPL(bwt, CPU, m) {
-  m.impl("attention", TORCH_BOX(&bwt::attention));
+  m.impl("attention", TORCH_BOX(&bwt::attention_forward));
   m.impl("attention_backward", TORCH_BOX(&bwt::attention_backward));
 }

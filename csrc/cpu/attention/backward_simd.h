@@ -262,7 +262,7 @@ void backward_pair(const AttentionBackward<T>& a, const BackwardScratch<T>& scra
 }
 
 template <class T>
-void backward(const AttentionBackward<T>& a, int64_t begin, int64_t end, void* memory) {
+void compute_pairs(const AttentionBackward<T>& a, int64_t begin, int64_t end, void* memory) {
   Arena arena(memory);
   const BackwardScratch<T> scratch(a, arena);
   for (int64_t pair = begin; pair < end; ++pair) {
@@ -271,23 +271,13 @@ void backward(const AttentionBackward<T>& a, int64_t begin, int64_t end, void* m
   }
 }
 
+template <class T>
+int64_t scratch_bytes(const AttentionBackward<T>& a) {
+  Arena arena(nullptr);
+  const BackwardScratch<T> scratch(a, arena);
+  return arena.bytes();
+}
+
 }  // namespace
-
-int64_t attention_backward_scratch_f32(const AttentionBackward<float>& a) {
-  return scratch_bytes<BackwardScratch<float>>(a);
-}
-int64_t attention_backward_scratch_f64(const AttentionBackward<double>& a) {
-  return scratch_bytes<BackwardScratch<double>>(a);
-}
-
-void attention_backward_f32(const AttentionBackward<float>& a, int64_t begin, int64_t end,
-                            void* scratch) {
-  backward(a, begin, end, scratch);
-}
-void attention_backward_f64(const AttentionBackward<double>& a, int64_t begin, int64_t end,
-                            void* scratch) {
-  backward(a, begin, end, scratch);
-}
-
 }  // namespace BWT_SIMD
 }  // namespace bwt

@@ -216,7 +216,7 @@ void forward_block(const AttentionForward<T>& a, const Block& block,
 }
 
 template <class T>
-void forward(const AttentionForward<T>& a, int64_t begin, int64_t end, void* memory) {
+void compute_pairs(const AttentionForward<T>& a, int64_t begin, int64_t end, void* memory) {
   Arena arena(memory);
   const ForwardScratch<T> scratch(a, arena);
   for (int64_t pair = begin; pair < end; ++pair) {
@@ -227,30 +227,13 @@ void forward(const AttentionForward<T>& a, int64_t begin, int64_t end, void* mem
   }
 }
 
-template <class Scratch, class Arguments>
-int64_t scratch_bytes(const Arguments& a) {
+template <class T>
+int64_t scratch_bytes(const AttentionForward<T>& a) {
   Arena arena(nullptr);
-  const Scratch scratch(a, arena);
+  const ForwardScratch<T> scratch(a, arena);
   return arena.bytes();
 }
 
 }  // namespace
-
-int64_t attention_forward_scratch_f32(const AttentionForward<float>& a) {
-  return scratch_bytes<ForwardScratch<float>>(a);
-}
-int64_t attention_forward_scratch_f64(const AttentionForward<double>& a) {
-  return scratch_bytes<ForwardScratch<double>>(a);
-}
-
-void attention_forward_f32(const AttentionForward<float>& a, int64_t begin, int64_t end,
-                           void* scratch) {
-  forward(a, begin, end, scratch);
-}
-void attention_forward_f64(const AttentionForward<double>& a, int64_t begin, int64_t end,
-                           void* scratch) {
-  forward(a, begin, end, scratch);
-}
-
 }  // namespace BWT_SIMD
 }  // namespace bwt

@@ -9,7 +9,7 @@
 
 namespace bwt {
 namespace BWT_SIMD {
-namespace {  // names of one kernel file must not meet those of another
+namespace {
 
 // 12 sums hide the latency of two multiply-adds per cycle and leave registers for the operands.
 constexpr int kTileRows = 6;
@@ -22,13 +22,12 @@ constexpr int64_t kMaxBlockRows = 16 * kTileRows;
 constexpr int64_t kBlockBytes = 160 * 1024;
 // As much of a matrix as one tile of rows after another is multiplied by: a share of the L1 cache.
 constexpr int64_t kNearBytes = 16 * 1024;
-constexpr int64_t kLine = 64;  // bytes of a cache line
 
 // The row stride of a block of scores: an odd number of cache lines, because the rows of a column
 // would share a few sets of the cache if they were a power of two apart.
 template <class T>
 int64_t scores_stride(const AttentionShape& shape) {
-  constexpr int64_t line = kLine / sizeof(T);
+  constexpr int64_t line = kLineBytes / sizeof(T);
   return (round_up(shape.keys, line) / line | 1) * line;
 }
 
@@ -113,7 +112,7 @@ class Fetch {
     for (int line = 0; line < kFetchLines && next_ < count_; ++line) {
       Stream& stream = streams_[next_];
       __builtin_prefetch(stream.row + at_);
-      at_ += kLine;
+      at_ += kLineBytes;
       if (at_ < stream.bytes) continue;
       at_ = 0;
       stream.row += stream.stride;

@@ -4,7 +4,7 @@
 
 namespace bwt {
 namespace BWT_SIMD {
-namespace {  // names of one kernel file must not meet those of another
+namespace {
 
 // Phi(-z) = exp(-z^2 / 2) t (kTail[0] + kTail[1] t + ..) for z >= 0 with t = 1 / (1 + kStretch z),
 // within 4e-8 and 1.2e-17 relative up to where the exponential vanishes. One exponential serves
@@ -40,7 +40,7 @@ struct GeluValues {
 };
 
 template <class T>
-[[gnu::always_inline]] inline GeluValues<T> gelu(Vec<T> x) {
+[[gnu::always_inline]] inline GeluValues<T> gelu_values(Vec<T> x) {
   using Traits = GeluTraits<T>;
   const Vec<T> t = T(1) / (T(1) + Traits::kStretch * maximum<T>(x, -x));
   constexpr int kTerms = sizeof(Traits::kTail) / sizeof(T);
@@ -55,28 +55,26 @@ template <class T>
 }
 
 template <class T, bool kSlope>
-void run(const Gelu<T>& a, int64_t begin, int64_t end) {
+void gelu_elements(const Gelu<T>& a, int64_t begin, int64_t end) {
   int64_t i = begin;
   for (; i + kLanes<T> <= end; i += kLanes<T>) {
-    const GeluValues<T> values = gelu<T>(load(a.x + i));
+    const GeluValues<T> values = gelu_values<T>(load(a.x + i));
     store(a.y + i, values.y);
     if constexpr (kSlope) store(a.slope + i, values.slope);
   }
   if (i == end) return;
-  const GeluValues<T> values = gelu<T>(load_partial(a.x + i, end - i));
+  const GeluValues<T> values = gelu_values<T>(load_partial(a.x + i, end - i));
   store_partial(a.y + i, values.y, end - i);
   if constexpr (kSlope) store_partial(a.slope + i, values.slope, end - i);
 }
 
+// The elements from begin to end. An element is always computed in the same way, so results do not
+// depend on how elements are shared by threads.
 template <class T>
-void run(const Gelu<T>& a, int64_t begin, int64_t end) {
-  a.slope ? run<T, true>(a, begin, end) : run<T, false>(a, begin, end);
+void gelu_elements(const Gelu<T>& a, int64_t begin, int64_t end) {
+  a.slope ? gelu_elements<T, true>(a, begin, end) : gelu_elements<T, false>(a, begin, end);
 }
 
 }  // namespace
-
-void gelu_f32(const Gelu<float>& a, int64_t begin, int64_t end) { run(a, begin, end); }
-void gelu_f64(const Gelu<double>& a, int64_t begin, int64_t end) { run(a, begin, end); }
-
 }  // namespace BWT_SIMD
 }  // namespace bwt

@@ -6,10 +6,7 @@
 //   grad_x = scale * (grad_y w - u * mean(grad_y w u)),   grad_w = sum over rows of grad_y u.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <limits>
-#include <utility>
 
 namespace bwt {
 
@@ -32,12 +29,5 @@ struct RmsNormBackward {
   const T* grad_y;  // [rows, C]
   T* grad_x;        // [rows, C]
 };
-
-// The CPU kernels are compiled once per instruction set (kernels_simd.h), each with
-//   void rms_norm_forward_f32(const RmsNormForward<float>&, int64_t begin, int64_t end);
-//   void rms_norm_backward_f32(const RmsNormBackward<float>&, int64_t begin, int64_t end,
-//                              float* grad_weight);
-// and likewise _f64, for the rows from begin to end; what these rows contribute to the gradient of
-// the weight is added to grad_weight [C].
 
 }  // namespace bwt

@@ -6,7 +6,7 @@
 
 namespace bwt {
 namespace BWT_SIMD {
-namespace {  // names of one kernel file must not meet those of another
+namespace {
 
 // work(i, count) for each vector of a row, the last one perhaps of fewer lanes.
 template <class T, class Work>
@@ -55,32 +55,16 @@ void backward_row(const RmsNormBackward<T>& a, int64_t row, T* grad_weight) {
 }
 
 template <class T>
-void forward(const RmsNormForward<T>& a, int64_t begin, int64_t end) {
+void forward_rows(const RmsNormForward<T>& a, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) forward_row(a, row);
 }
 
+// Adds to grad_weight [C] what these rows contribute to the gradient of the weight.
 template <class T>
-void backward(const RmsNormBackward<T>& a, int64_t begin, int64_t end, T* grad_weight) {
+void backward_rows(const RmsNormBackward<T>& a, int64_t begin, int64_t end, T* grad_weight) {
   for (int64_t row = begin; row < end; ++row) backward_row(a, row, grad_weight);
 }
 
 }  // namespace
-
-void rms_norm_forward_f32(const RmsNormForward<float>& a, int64_t begin, int64_t end) {
-  forward(a, begin, end);
-}
-void rms_norm_forward_f64(const RmsNormForward<double>& a, int64_t begin, int64_t end) {
-  forward(a, begin, end);
-}
-
-void rms_norm_backward_f32(const RmsNormBackward<float>& a, int64_t begin, int64_t end,
-                           float* grad_weight) {
-  backward(a, begin, end, grad_weight);
-}
-void rms_norm_backward_f64(const RmsNormBackward<double>& a, int64_t begin, int64_t end,
-                           double* grad_weight) {
-  backward(a, begin, end, grad_weight);
-}
-
 }  // namespace BWT_SIMD
 }  // namespace bwt

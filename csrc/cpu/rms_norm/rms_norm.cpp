@@ -16,37 +16,25 @@
 namespace bwt {
 namespace {
 
-void run(const RmsNormForward<float>& a, int64_t begin, int64_t end) {
-  BWT_SIMD_CALL(rms_norm_forward_f32, a, begin, end);
-}
-void run(const RmsNormForward<double>& a, int64_t begin, int64_t end) {
-  BWT_SIMD_CALL(rms_norm_forward_f64, a, begin, end);
-}
-void run(const RmsNormBackward<float>& a, int64_t begin, int64_t end, float* grad_weight) {
-  BWT_SIMD_CALL(rms_norm_backward_f32, a, begin, end, grad_weight);
-}
-void run(const RmsNormBackward<double>& a, int64_t begin, int64_t end, double* grad_weight) {
-  BWT_SIMD_CALL(rms_norm_backward_f64, a, begin, end, grad_weight);
-}
-
 template <class T>
 void forward(const Tensor& x, const Tensor& weight, double epsilon, const Tensor& y,
              const Tensor& scale) {
   const RmsNormForward<T> a{weight.numel(),  static_cast<T>(epsilon), data<T>(x),
                             data<T>(weight), mutable_data<T>(y),      mutable_data<T>(scale)};
-  torch::stable::parallel_for(0, scale.numel(), 1 + kGrain / a.size,
-                              [&](int64_t begin, int64_t end) { run(a, begin, end); });
+  torch::stable::parallel_for(
+      0, scale.numel(), 1 + kGrain / a.size,
+      [&](int64_t begin, int64_t end) { BWT_SIMD_CALL(forward_rows, a, begin, end); });
 }
 
-ArgumentCheck check(const Tensor& x, const Tensor& weight) {
+ArgumentCheck check_arguments(const Tensor& x, const Tensor& weight) {
   const ArgumentCheck check("rms_norm", x.scalar_type(), "x");
   check.that(x.dim() >= 1 && x.size(x.dim() - 1) >= 1, "x");
   check.sizes("weight", weight, {x.size(x.dim() - 1)});
   return check;
 }
 
-std::tuple<Tensor, Tensor> rms_norm(const Tensor& x, const Tensor& weight, double epsilon) {
-  check(x, weight);
+std::tuple<Tensor, Tensor> rms_norm_forward(const Tensor& x, const Tensor& weight, double epsilon) {
+  check_arguments(x, weight);
   const Tensor dense = packed(x);
   const Tensor y = allocate(dense, dense.sizes());
   const Tensor scale = allocate(dense, {x.numel() / weight.numel()});
@@ -65,7 +53,8 @@ void backward(const Tensor& grad_y, const Tensor& x, const Tensor& weight, const
   const int64_t grain = 1 + pieces * kGrain / (1 + x.numel());
   torch::stable::parallel_for(0, pieces, grain, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      run(a, rows * i / pieces, rows * (i + 1) / pieces, sums.data() + i * a.size);
+      BWT_SIMD_CALL(backward_rows, a, rows * i / pieces, rows * (i + 1) / pieces,
+                    sums.data() + i * a.size);
     }
   });
   T* total = mutable_data<T>(grad_weight);
@@ -78,7 +67,7 @@ void backward(const Tensor& grad_y, const Tensor& x, const Tensor& weight, const
 
 std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad_y, const Tensor& x,
                                              const Tensor& weight, const Tensor& scale) {
-  const ArgumentCheck same = check(x, weight);
+  const ArgumentCheck same = check_arguments(x, weight);
   same.that(
       grad_y.scalar_type() == same.type && std::equal(grad_y.sizes().begin(), grad_y.sizes().end(),
                                                       x.sizes().begin(), x.sizes().end()),
@@ -96,6 +85,6 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad_y, const Tensor&
 }  // namespace bwt
 
 STABLE_TORCH_LIBRARY_IMPL(bwt, CPU, m) {
-  m.impl("rms_norm", TORCH_BOX(&bwt::rms_norm));
+  m.impl("rms_norm", TORCH_BOX(&bwt::rms_norm_forward));
   m.impl("rms_norm_backward", TORCH_BOX(&bwt::rms_norm_backward));
 }

@@ -18,10 +18,7 @@
 // Where s_t A_n is so large that a_tn would not be a normal number it is the largest or smallest.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <limits>
-#include <utility>
 
 namespace bwt {
 
@@ -83,15 +80,5 @@ struct ScanBackward {
   T* grad_A;      // [pieces,N,E]: to be summed over the pieces of the batch
   T* grad_D;      // [pieces,E]
 };
-
-// The CPU kernels are compiled once per instruction set (kernels_simd.h), each with
-//   int64_t scan_forward_scratch_f32(const ScanForward<float>&);
-//   void scan_forward_f32(const ScanForward<float>&, int64_t begin, int64_t end, void* scratch);
-//   int64_t scan_backward_scratch_f32(const ScanBackward<float>&);
-//   void scan_backward_f32(const ScanBackward<float>&, int64_t begin, int64_t end, int64_t pieces,
-//                          void* scratch);
-// and likewise _f64. Forward takes batch entries from begin to end, backward pieces of the batch.
-// Every thread needs its own scratch of as many bytes as said, of any alignment and content. An
-// entry is always computed in the same way, so results do not depend on the number of threads.
 
 }  // namespace bwt

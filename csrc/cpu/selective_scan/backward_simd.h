@@ -207,7 +207,8 @@ void backward_entry(const ScanBackward<T>& a, int64_t batch, BackwardScratch<T>&
 }
 
 template <class T>
-void backward(const ScanBackward<T>& a, int64_t begin, int64_t end, int64_t pieces, void* memory) {
+void backward_pieces(const ScanBackward<T>& a, int64_t begin, int64_t end, int64_t pieces,
+                     void* memory) {
   const ScanShape& shape = a.inputs.shape;
   const int64_t E = shape.channels, N = shape.states;
   Arena arena(memory);
@@ -226,25 +227,12 @@ void backward(const ScanBackward<T>& a, int64_t begin, int64_t end, int64_t piec
 }
 
 template <class T>
-int64_t backward_scratch(const ScanBackward<T>& a) {
+int64_t scratch_bytes(const ScanBackward<T>& a) {
   Arena arena(nullptr);
   BackwardScratch<T>(a.inputs.shape, arena);
   return arena.bytes();
 }
 
 }  // namespace
-
-int64_t scan_backward_scratch_f32(const ScanBackward<float>& a) { return backward_scratch(a); }
-int64_t scan_backward_scratch_f64(const ScanBackward<double>& a) { return backward_scratch(a); }
-
-void scan_backward_f32(const ScanBackward<float>& a, int64_t begin, int64_t end, int64_t pieces,
-                       void* scratch) {
-  backward(a, begin, end, pieces, scratch);
-}
-void scan_backward_f64(const ScanBackward<double>& a, int64_t begin, int64_t end, int64_t pieces,
-                       void* scratch) {
-  backward(a, begin, end, pieces, scratch);
-}
-
 }  // namespace BWT_SIMD
 }  // namespace bwt

@@ -10,7 +10,7 @@
 
 namespace bwt {
 namespace BWT_SIMD {
-namespace {  // names of one kernel file must not meet those of another
+namespace {
 
 // Polynomials of least relative error:
 // 2^f = kExp2[0] + kExp2[1] * f + .. for |f| <= 1/2 (2e-9 and 3e-18),

@@ -89,7 +89,7 @@ void forward_tile(const ScanForward<T>& a, const Tile<T>& tile, ForwardScratch<T
 }
 
 template <class T>
-void forward(const ScanForward<T>& a, int64_t begin, int64_t end, void* memory) {
+void forward_entries(const ScanForward<T>& a, int64_t begin, int64_t end, void* memory) {
   const ScanShape& shape = a.inputs.shape;
   const int64_t steps = a.inputs.every > 0 ? a.inputs.every : kScanChunk;
   Arena arena(memory);
@@ -106,23 +106,12 @@ void forward(const ScanForward<T>& a, int64_t begin, int64_t end, void* memory) 
 }
 
 template <class T>
-int64_t forward_scratch(const ScanForward<T>& a) {
+int64_t scratch_bytes(const ScanForward<T>& a) {
   Arena arena(nullptr);
   ForwardScratch<T>(a.inputs.shape, arena);
   return arena.bytes();
 }
 
 }  // namespace
-
-int64_t scan_forward_scratch_f32(const ScanForward<float>& a) { return forward_scratch(a); }
-int64_t scan_forward_scratch_f64(const ScanForward<double>& a) { return forward_scratch(a); }
-
-void scan_forward_f32(const ScanForward<float>& a, int64_t begin, int64_t end, void* scratch) {
-  forward(a, begin, end, scratch);
-}
-void scan_forward_f64(const ScanForward<double>& a, int64_t begin, int64_t end, void* scratch) {
-  forward(a, begin, end, scratch);
-}
-
 }  // namespace BWT_SIMD
 }  // namespace bwt

@@ -18,54 +18,14 @@
 namespace bwt {
 namespace {
 
-// The kernels of a number type behind one name each.
-template <class T>
-struct Kernels;
-
-template <>
-struct Kernels<float> {
-  static int64_t scratch(const ScanForward<float>& x) {
-    return BWT_SIMD_CALL(scan_forward_scratch_f32, x);
-  }
-  static int64_t scratch(const ScanBackward<float>& x) {
-    return BWT_SIMD_CALL(scan_backward_scratch_f32, x);
-  }
-  static void run(const ScanForward<float>& x, int64_t begin, int64_t end, void* memory) {
-    BWT_SIMD_CALL(scan_forward_f32, x, begin, end, memory);
-  }
-  static void run(const ScanBackward<float>& x, int64_t begin, int64_t end, int64_t pieces,
-                  void* memory) {
-    BWT_SIMD_CALL(scan_backward_f32, x, begin, end, pieces, memory);
-  }
-};
-
-template <>
-struct Kernels<double> {
-  static int64_t scratch(const ScanForward<double>& x) {
-    return BWT_SIMD_CALL(scan_forward_scratch_f64, x);
-  }
-  static int64_t scratch(const ScanBackward<double>& x) {
-    return BWT_SIMD_CALL(scan_backward_scratch_f64, x);
-  }
-  static void run(const ScanForward<double>& x, int64_t begin, int64_t end, void* memory) {
-    BWT_SIMD_CALL(scan_forward_f64, x, begin, end, memory);
-  }
-  static void run(const ScanBackward<double>& x, int64_t begin, int64_t end, int64_t pieces,
-                  void* memory) {
-    BWT_SIMD_CALL(scan_backward_f64, x, begin, end, pieces, memory);
-  }
-};
-
-// The kernels take any strides but that of the last dimension.
-Tensor dense_last(const Tensor& x) { return x.size(2) == 1 || x.stride(2) == 1 ? x : packed(x); }
-
 template <class T>
 ScanRows<const T> rows_of(const Tensor& x) {
   return {data<T>(x), x.stride(0), x.stride(1)};
 }
 
-ArgumentCheck check(const Tensor& u, const Tensor& delta, const Tensor& A, const Tensor& B,
-                    const Tensor& C, const std::optional<Tensor>& D, int64_t every) {
+ArgumentCheck check_arguments(const Tensor& u, const Tensor& delta, const Tensor& A,
+                              const Tensor& B, const Tensor& C, const std::optional<Tensor>& D,
+                              int64_t every) {
   const ArgumentCheck check("selective_scan", u.scalar_type(), "u");
   check.that(u.dim() == 3, "u");
   check.that(A.dim() == 2 && 1 <= A.size(1) && A.size(1) <= kMaxScanStates, "A");
@@ -84,15 +44,14 @@ ArgumentCheck check(const Tensor& u, const Tensor& delta, const Tensor& A, const
 struct Inputs {
   Inputs(const Tensor& u, const Tensor& delta, const Tensor& A, const Tensor& B, const Tensor& C,
          const std::optional<Tensor>& D, bool softplus, int64_t every)
-      : u(dense_last(u)),
-        delta(dense_last(delta)),
+      : u(packed_rows(u)),
+        delta(packed_rows(delta)),
         A(packed(A)),
-        B(dense_last(B)),
-        C(dense_last(C)),
+        B(packed_rows(B)),
+        C(packed_rows(C)),
+        D(packed(D)),
         softplus(softplus),
-        every(every) {
-    if (D) this->D = packed(*D);
-  }
+        every(every) {}
 
   template <class T>
   ScanInputs<T> arguments() const {
@@ -119,16 +78,16 @@ void forward(const Inputs& inputs, const Tensor& y, const Tensor& states) {
   const ScanShape& shape = a.inputs.shape;
   const int64_t grain = 1 + 32768 / (1 + shape.steps * shape.channels * shape.states);
   torch::stable::parallel_for(0, shape.batch, grain, [&](int64_t begin, int64_t end) {
-    std::vector<char> scratch(Kernels<T>::scratch(a));
-    Kernels<T>::run(a, begin, end, scratch.data());
+    std::vector<char> scratch(BWT_SIMD_CALL(scratch_bytes, a));
+    BWT_SIMD_CALL(forward_entries, a, begin, end, scratch.data());
   });
 }
 
-std::tuple<Tensor, Tensor> selective_scan(const Tensor& u, const Tensor& delta, const Tensor& A,
-                                          const Tensor& B, const Tensor& C,
-                                          const std::optional<Tensor>& D, bool softplus,
-                                          int64_t every) {
-  check(u, delta, A, B, C, D, every);
+std::tuple<Tensor, Tensor> selective_scan_forward(const Tensor& u, const Tensor& delta,
+                                                  const Tensor& A, const Tensor& B, const Tensor& C,
+                                                  const std::optional<Tensor>& D, bool softplus,
+                                                  int64_t every) {
+  check_arguments(u, delta, A, B, C, D, every);
   const Inputs inputs(u, delta, A, B, C, D, softplus, every);
   const int64_t saved = every > 0 ? u.size(1) / every : 0;
   const Tensor y = allocate(u, u.sizes());
@@ -173,8 +132,8 @@ void backward(const Inputs& inputs, const Tensor& states, const Tensor& grad_y,
                           sums.data(),
                           skip_sums};
   torch::stable::parallel_for(0, pieces, 1, [&](int64_t begin, int64_t end) {
-    std::vector<char> scratch(Kernels<T>::scratch(a));
-    Kernels<T>::run(a, begin, end, pieces, scratch.data());
+    std::vector<char> scratch(BWT_SIMD_CALL(scratch_bytes, a));
+    BWT_SIMD_CALL(backward_pieces, a, begin, end, pieces, scratch.data());
   });
   const std::vector<double> rates = add_pieces(sums.data(), pieces, E * N);
   const std::vector<double> skips = add_pieces(skip_sums, pieces, E);
@@ -187,7 +146,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> selective_scan_backwa
     const Tensor& grad_y, const Tensor& u, const Tensor& delta, const Tensor& A, const Tensor& B,
     const Tensor& C, const std::optional<Tensor>& D, const Tensor& states, bool softplus,
     int64_t every) {
-  const ArgumentCheck same = check(u, delta, A, B, C, D, every);
+  const ArgumentCheck same = check_arguments(u, delta, A, B, C, D, every);
   same.that(every > 0, "every");
   same.sizes("grad_y", grad_y, {u.size(0), u.size(1), u.size(2)});
   same.sizes("states", states, {u.size(0), u.size(1) / every, A.size(1), u.size(2)});
@@ -200,7 +159,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> selective_scan_backwa
                             like(B, B.sizes()), like(C, C.sizes()), like(A, {A.size(0)})};
   if (some) {
     auto run = u.scalar_type() == ScalarType::Float ? backward<float> : backward<double>;
-    run(Inputs(u, delta, A, B, C, D, softplus, every), packed(states), dense_last(grad_y),
+    run(Inputs(u, delta, A, B, C, D, softplus, every), packed(states), packed_rows(grad_y),
         gradients);
   }
   return {gradients.u, gradients.delta, gradients.A, gradients.B, gradients.C, gradients.D};
@@ -210,6 +169,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> selective_scan_backwa
 }  // namespace bwt
 
 STABLE_TORCH_LIBRARY_IMPL(bwt, CPU, m) {
-  m.impl("selective_scan", TORCH_BOX(&bwt::selective_scan));
+  m.impl("selective_scan", TORCH_BOX(&bwt::selective_scan_forward));
   m.impl("selective_scan_backward", TORCH_BOX(&bwt::selective_scan_backward));
 }

@@ -1,8 +1,18 @@
 // Includes BWT_SIMD_FILE once per instruction-set level. That file puts its code into
 //   namespace bwt { namespace BWT_SIMD { namespace { ... } } }
-// and may use BWT_SIMD_BYTES, the width of a vector register. It must include nothing itself:
-// headers compiled under a raised target would leak that target into shared inline functions.
-// No include guard: one use per kernel file.
+// and may use BWT_SIMD_BYTES, the width of a vector register. It includes nothing but files of the
+// same kind: other headers, compiled under a raised target, would leak that target into inline
+// functions that everyone shares. What those files need is included here, and by the file that
+// includes this one. No include guard: one use per op.
+//
+// Templates of such a file are called from outside by BWT_SIMD_CALL: a template is compiled for the
+// target that was set where it is defined, wherever its instantiation is asked for. The innermost
+// namespace has no name, so that the names of one op do not meet those of another.
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <utility>
+
 #include "cpu/simd/level.h"
 #ifdef BWT_SIMD_X86
 #include <immintrin.h>

@@ -1,7 +1,7 @@
 // Vectors of BWT_SIMD_BYTES for one instruction-set level, with GCC and Clang vector extensions.
-// To be included per level by the kernels that foreach_level.h includes; it has no include guard
-// and needs <cstdint>, <limits>, <utility> and, on x86, <immintrin.h>. Products and sums in one
-// expression become fused multiply-adds where the level has them (-ffp-contract is on by default).
+// Included once per level by the kernels that foreach_level.h includes, so there is no include
+// guard. Products and sums in one expression become fused multiply-adds where the level has them
+// (-ffp-contract is on by default).
 
 namespace bwt {
 namespace BWT_SIMD {
