@@ -46,10 +46,8 @@
 // it is 0.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <utility>
 
 namespace bwt {
 
@@ -138,20 +136,22 @@ struct HmmBackward {
   uint8_t* delicate;
 };
 
+// One of `pieces` pieces of the blocks that a batch consists of.
+struct HmmPiece {
+  HmmPiece(int64_t batch, int64_t block_size, int64_t piece, int64_t pieces) {
+    const int64_t blocks = (batch + block_size - 1) / block_size;
+    begin = blocks * piece / pieces;
+    end = blocks * (piece + 1) / pieces;
+  }
+
+  int64_t begin, end;  // blocks
+};
+
 // Gradients of shared parameters, summed in double: null where parameters are own.
 struct HmmSharedGradients {
   double* initial;     // [S]
   double* transition;  // [S,S]
   double* emission;    // [S,V]
 };
-
-// The CPU kernels are compiled once per instruction set (kernels_simd.h), each with
-//   int64_t hmm_block_f32(const HmmModel<float>&);    sequences that are computed together
-//   int64_t hmm_forward_scratch_f32(const HmmForward<float>&);
-//   void hmm_forward_f32(const HmmForward<float>&, int64_t begin, int64_t end, void* scratch);
-// and likewise _f64 and backward, which takes pieces of the batch and sums shared gradients for
-// each. Forward takes the blocks from begin to end. Every thread needs its own scratch of as many
-// bytes as said, of any alignment and content. A block is always computed in the same way, so
-// results do not depend on how blocks and pieces are shared by threads.
 
 }  // namespace bwt

@@ -3,9 +3,7 @@
 
 namespace bwt {
 namespace BWT_SIMD {
-namespace {  // names of one kernel file must not meet those of another
-
-constexpr int kLaneStates = 8;
+namespace {
 
 // An integer as wide as T.
 template <class T>

@@ -21,49 +21,9 @@
 namespace bwt {
 namespace {
 
-// The kernels of a number type behind one name each.
-template <class T>
-struct Kernels;
-
-template <>
-struct Kernels<float> {
-  static int64_t block(const HmmModel<float>& x) { return BWT_SIMD_CALL(hmm_block_f32, x); }
-  static int64_t scratch(const HmmForward<float>& x) {
-    return BWT_SIMD_CALL(hmm_forward_scratch_f32, x);
-  }
-  static int64_t scratch(const HmmBackward<float>& x) {
-    return BWT_SIMD_CALL(hmm_backward_scratch_f32, x);
-  }
-  static void run(const HmmForward<float>& x, int64_t begin, int64_t end, void* memory) {
-    BWT_SIMD_CALL(hmm_forward_f32, x, begin, end, memory);
-  }
-  static void run(const HmmBackward<float>& x, int64_t begin, int64_t end, int64_t pieces,
-                  const HmmSharedGradients* shared, void* memory) {
-    BWT_SIMD_CALL(hmm_backward_f32, x, begin, end, pieces, shared, memory);
-  }
-};
-
-template <>
-struct Kernels<double> {
-  static int64_t block(const HmmModel<double>& x) { return BWT_SIMD_CALL(hmm_block_f64, x); }
-  static int64_t scratch(const HmmForward<double>& x) {
-    return BWT_SIMD_CALL(hmm_forward_scratch_f64, x);
-  }
-  static int64_t scratch(const HmmBackward<double>& x) {
-    return BWT_SIMD_CALL(hmm_backward_scratch_f64, x);
-  }
-  static void run(const HmmForward<double>& x, int64_t begin, int64_t end, void* memory) {
-    BWT_SIMD_CALL(hmm_forward_f64, x, begin, end, memory);
-  }
-  static void run(const HmmBackward<double>& x, int64_t begin, int64_t end, int64_t pieces,
-                  const HmmSharedGradients* shared, void* memory) {
-    BWT_SIMD_CALL(hmm_backward_f64, x, begin, end, pieces, shared, memory);
-  }
-};
-
-ArgumentCheck check(const char* op, const Tensor& observations, const Tensor& initial,
-                    const Tensor& transition, const Tensor& emission,
-                    const std::optional<Tensor>& lengths) {
+ArgumentCheck check_inputs(const char* op, const Tensor& observations, const Tensor& initial,
+                           const Tensor& transition, const Tensor& emission,
+                           const std::optional<Tensor>& lengths) {
   const ArgumentCheck check(op, initial.scalar_type(), "initial");
   check.that(is_id_matrix(observations), "observations");
   check.that(initial.dim() >= 1, "initial");
@@ -81,22 +41,27 @@ ArgumentCheck check(const char* op, const Tensor& observations, const Tensor& in
   return check;
 }
 
-// Tensors in the layout that the kernels take.
+// What every entry point begins with: checked tensors in the layout that the kernels take.
 struct Inputs {
-  Inputs(const Tensor& observations, const Tensor& initial, const Tensor& transition,
-         const Tensor& emission, const std::optional<Tensor>& lengths)
-      : observations(observations),
+  Inputs(const char* op, const Tensor& observations, const Tensor& initial,
+         const Tensor& transition, const Tensor& emission, const std::optional<Tensor>& lengths)
+      : check(check_inputs(op, observations, initial, transition, emission, lengths)),
+        observations(observations),
         initial(packed(initial)),
         transition(packed(transition)),
-        emission(packed(emission)) {
-    if (lengths) this->lengths = packed(*lengths);
-  }
+        emission(packed(emission)),
+        lengths(packed(lengths)) {}
+
+  int64_t batch() const { return observations.size(0); }
+  int64_t steps() const { return observations.size(1); }
+  int64_t states() const { return initial.size(initial.dim() - 1); }
+  bool in_floats() const { return check.type == ScalarType::Float; }
 
   template <class T>
   HmmModel<T> model() const {
-    return {observations.size(0),
-            observations.size(1),
-            initial.size(initial.dim() - 1),
+    return {batch(),
+            steps(),
+            states(),
             emission.size(emission.dim() - 1),
             {observations.data_ptr(), observations.scalar_type() == ScalarType::Long,
              observations.stride(0), observations.stride(1)},
@@ -109,13 +74,14 @@ struct Inputs {
             emission.dim() == 3};
   }
 
+  ArgumentCheck check;
   Tensor observations, initial, transition, emission;
   std::optional<Tensor> lengths;
 };
 
 template <class T>
 int64_t block_count(const HmmModel<T>& model) {
-  const int64_t size = Kernels<T>::block(model);
+  const int64_t size = BWT_SIMD_CALL(block_size, model);
   return (model.batch + size - 1) / size;
 }
 
@@ -130,12 +96,13 @@ void forward(const Inputs& inputs, const Tensor& filtered, const Tensor& predict
                                 delicate.data(),
                                 2 * filtered.numel() * int64_t(sizeof(T)) > kStreamedBytes};
   const HmmModel<T>& m = arguments.model;
-  const int64_t work = (m.steps * (m.states + 4) + m.symbols) * m.states * Kernels<T>::block(m);
+  const int64_t work =
+      (m.steps * (m.states + 4) + m.symbols) * m.states * BWT_SIMD_CALL(block_size, m);
   const int64_t grain = 1 + 32768 / (1 + work);
   torch::stable::parallel_for(0, block_count(m), grain, [&](int64_t begin, int64_t end) {
-    std::vector<char> scratch(Kernels<T>::scratch(arguments));
-    Kernels<T>::run(arguments, begin, end, scratch.data());
-    const int64_t size = Kernels<T>::block(m);
+    std::vector<char> scratch(BWT_SIMD_CALL(scratch_bytes, arguments));
+    BWT_SIMD_CALL(forward_blocks, arguments, begin, end, scratch.data());
+    const int64_t size = BWT_SIMD_CALL(block_size, m);
     for (int64_t b = begin * size; b < std::min(end * size, m.batch); ++b) {
       if (delicate[b]) exact_forward(arguments, b);
     }
@@ -145,27 +112,44 @@ void forward(const Inputs& inputs, const Tensor& filtered, const Tensor& predict
                   "hmm_filter: lengths, observations or parameters are out of range");
 }
 
-std::tuple<Tensor, Tensor, Tensor> hmm_filter(const Tensor& observations, const Tensor& initial,
-                                              const Tensor& transition, const Tensor& emission,
-                                              const std::optional<Tensor>& lengths) {
-  check("hmm_filter", observations, initial, transition, emission, lengths);
-  const Inputs inputs(observations, initial, transition, emission, lengths);
-  const int64_t B = observations.size(0), T = observations.size(1);
-  const int64_t S = initial.size(initial.dim() - 1);
+std::tuple<Tensor, Tensor, Tensor> hmm_filter_forward(const Tensor& observations,
+                                                      const Tensor& initial,
+                                                      const Tensor& transition,
+                                                      const Tensor& emission,
+                                                      const std::optional<Tensor>& lengths) {
+  const Inputs inputs("hmm_filter", observations, initial, transition, emission, lengths);
+  const int64_t B = inputs.batch(), T = inputs.steps(), S = inputs.states();
   const Tensor filtered = allocate(initial, {B, T, S});
   const Tensor predicted = allocate(initial, {B, T, S});
   const Tensor log_likelihood = allocate(initial, {B});
   if (B > 0) {
-    auto run = initial.scalar_type() == ScalarType::Float ? forward<float> : forward<double>;
+    auto run = inputs.in_floats() ? forward<float> : forward<double>;
     run(inputs, filtered, predicted, log_likelihood);
   }
   return {filtered, predicted, log_likelihood};
 }
 
-// The forward pass's outputs and what comes in for them.
+// The outputs of the forward pass, and their gradients where those are known.
 struct Saved {
-  Tensor filtered, predicted, log_likelihood;
-  std::optional<Tensor> grad_filtered, grad_predicted, grad_log_likelihood;
+  Saved(const Inputs& inputs, const Tensor& filtered, const Tensor& predicted,
+        const Tensor& log_likelihood, const std::optional<Tensor>& grad_filtered = {},
+        const std::optional<Tensor>& grad_predicted = {},
+        const std::optional<Tensor>& grad_log_likelihood = {})
+      : filtered(packed(filtered)),
+        predicted(packed(predicted)),
+        log_likelihood(packed(log_likelihood)),
+        grad_filtered(packed(grad_filtered)),
+        grad_predicted(packed(grad_predicted)),
+        grad_log_likelihood(packed(grad_log_likelihood)) {
+    const int64_t B = inputs.batch(), T = inputs.steps(), S = inputs.states();
+    const ArgumentCheck& check = inputs.check;
+    check.sizes("filtered", filtered, {B, T, S});
+    check.sizes("predicted", predicted, {B, T, S});
+    check.sizes("log_likelihood", log_likelihood, {B});
+    check.sizes("grad_filtered", grad_filtered, {B, T, S});
+    check.sizes("grad_predicted", grad_predicted, {B, T, S});
+    check.sizes("grad_log_likelihood", grad_log_likelihood, {B});
+  }
 
   template <class T>
   HmmBackward<T> arguments(const Inputs& inputs) const {
@@ -179,12 +163,10 @@ struct Saved {
     a.grad_log_likelihood = grad_log_likelihood ? data<T>(*grad_log_likelihood) : nullptr;
     return a;
   }
-};
 
-std::optional<Tensor> dense(const std::optional<Tensor>& gradient) {
-  if (!gradient) return std::nullopt;
-  return packed(*gradient);
-}
+  Tensor filtered, predicted, log_likelihood;
+  std::optional<Tensor> grad_filtered, grad_predicted, grad_log_likelihood;
+};
 
 template <class T>
 void clear_sums(const HmmModel<T>& m, const HmmSharedGradients& sums) {
@@ -197,20 +179,21 @@ void clear_sums(const HmmModel<T>& m, const HmmSharedGradients& sums) {
 template <class T>
 void run_pieces(HmmBackward<T> arguments, const std::vector<HmmSharedGradients>& shared) {
   const HmmModel<T>& m = arguments.model;
-  const int64_t pieces = shared.size(), blocks = block_count(m), size = Kernels<T>::block(m);
+  const int64_t pieces = shared.size(), size = BWT_SIMD_CALL(block_size, m);
   std::vector<uint8_t> delicate(m.batch);
   arguments.delicate = delicate.data();
   torch::stable::parallel_for(0, pieces, 1, [&](int64_t begin, int64_t end) {
-    std::vector<char> scratch(Kernels<T>::scratch(arguments));
-    Kernels<T>::run(arguments, begin, end, pieces, shared.data(), scratch.data());
+    std::vector<char> scratch(BWT_SIMD_CALL(scratch_bytes, arguments));
+    BWT_SIMD_CALL(backward_pieces, arguments, begin, end, pieces, shared.data(), scratch.data());
     for (int64_t piece = begin; piece < end; ++piece) {
-      const int64_t first = blocks * piece / pieces * size;
-      const int64_t last = std::min(blocks * (piece + 1) / pieces * size, m.batch);
+      const HmmPiece blocks(m.batch, size, piece, pieces);
+      const int64_t first = blocks.begin * size, last = std::min(blocks.end * size, m.batch);
       const auto marks = delicate.begin();
       if (std::find(marks + first, marks + last, 1) == marks + last) continue;
       if (!arguments.smoothed) {
         clear_sums(m, shared[piece]);
-        Kernels<T>::run(arguments, piece, piece + 1, pieces, shared.data(), scratch.data());
+        BWT_SIMD_CALL(backward_pieces, arguments, piece, piece + 1, pieces, shared.data(),
+                      scratch.data());
       }
       for (int64_t b = first; b < last; ++b) {
         if (delicate[b]) exact_backward(arguments, b, shared[piece]);
@@ -265,24 +248,15 @@ std::tuple<Tensor, Tensor, Tensor> hmm_filter_backward(
     const Tensor& initial, const Tensor& transition, const Tensor& emission,
     const std::optional<Tensor>& lengths, const Tensor& filtered, const Tensor& predicted,
     const Tensor& log_likelihood) {
-  const ArgumentCheck same =
-      check("hmm_filter", observations, initial, transition, emission, lengths);
-  const int64_t B = observations.size(0), T = observations.size(1),
-                S = initial.size(initial.dim() - 1);
-  same.sizes("filtered", filtered, {B, T, S});
-  same.sizes("predicted", predicted, {B, T, S});
-  same.sizes("log_likelihood", log_likelihood, {B});
-  same.sizes("grad_filtered", grad_filtered, {B, T, S});
-  same.sizes("grad_predicted", grad_predicted, {B, T, S});
-  same.sizes("grad_log_likelihood", grad_log_likelihood, {B});
+  const Inputs inputs("hmm_filter", observations, initial, transition, emission, lengths);
+  const Saved saved(inputs, filtered, predicted, log_likelihood, grad_filtered, grad_predicted,
+                    grad_log_likelihood);
   const Gradients gradients{torch::stable::new_zeros(initial, initial.sizes()),
                             torch::stable::new_zeros(transition, transition.sizes()),
                             torch::stable::new_zeros(emission, emission.sizes())};
   if (observations.numel() > 0) {
-    const Saved saved{packed(filtered),     packed(predicted),     packed(log_likelihood),
-                      dense(grad_filtered), dense(grad_predicted), dense(grad_log_likelihood)};
-    auto run = initial.scalar_type() == ScalarType::Float ? backward<float> : backward<double>;
-    run(Inputs(observations, initial, transition, emission, lengths), saved, gradients);
+    auto run = inputs.in_floats() ? backward<float> : backward<double>;
+    run(inputs, saved, gradients);
   }
   return {gradients.initial, gradients.transition, gradients.emission};
 }
@@ -297,21 +271,12 @@ void smooth(const Inputs& inputs, const Saved& saved, const Tensor& smoothed) {
 Tensor hmm_smooth(const Tensor& observations, const Tensor& initial, const Tensor& transition,
                   const Tensor& emission, const std::optional<Tensor>& lengths,
                   const Tensor& filtered, const Tensor& predicted, const Tensor& log_likelihood) {
-  const ArgumentCheck same =
-      check("hmm_smooth", observations, initial, transition, emission, lengths);
-  const int64_t B = observations.size(0), T = observations.size(1),
-                S = initial.size(initial.dim() - 1);
-  same.sizes("filtered", filtered, {B, T, S});
-  same.sizes("predicted", predicted, {B, T, S});
-  same.sizes("log_likelihood", log_likelihood, {B});
+  const Inputs inputs("hmm_smooth", observations, initial, transition, emission, lengths);
+  const Saved saved(inputs, filtered, predicted, log_likelihood);
   const Tensor smoothed = allocate(filtered, filtered.sizes());
   if (observations.numel() > 0) {
-    Saved saved;
-    saved.filtered = packed(filtered);
-    saved.predicted = packed(predicted);
-    saved.log_likelihood = packed(log_likelihood);
-    auto run = filtered.scalar_type() == ScalarType::Float ? smooth<float> : smooth<double>;
-    run(Inputs(observations, initial, transition, emission, lengths), saved, smoothed);
+    auto run = inputs.in_floats() ? smooth<float> : smooth<double>;
+    run(inputs, saved, smoothed);
   }
   return smoothed;
 }
@@ -320,7 +285,7 @@ Tensor hmm_smooth(const Tensor& observations, const Tensor& initial, const Tenso
 }  // namespace bwt
 
 STABLE_TORCH_LIBRARY_IMPL(bwt, CPU, m) {
-  m.impl("hmm_filter", TORCH_BOX(&bwt::hmm_filter));
+  m.impl("hmm_filter", TORCH_BOX(&bwt::hmm_filter_forward));
   m.impl("hmm_filter_backward", TORCH_BOX(&bwt::hmm_filter_backward));
   m.impl("hmm_smooth", TORCH_BOX(&bwt::hmm_smooth));
 }

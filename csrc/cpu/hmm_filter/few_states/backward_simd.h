@@ -3,12 +3,13 @@
 namespace bwt {
 namespace BWT_SIMD {
 namespace {
+namespace few_states {
 
 template <class T>
-struct LaneBackwardScratch {
+struct BackwardScratch {
   static constexpr int n = kLanes<T>;
 
-  LaneBackwardScratch(const HmmModel<T>& model, bool smooth, Arena& arena)
+  BackwardScratch(const HmmModel<T>& model, bool smooth, Arena& arena)
       : chunk(chunk_steps(model)),
         parameters(model, arena),
         filtered(arena.take<T>((chunk + 1) * model.states * n)),
@@ -21,7 +22,7 @@ struct LaneBackwardScratch {
                           : arena.take<T>(table_size(model) * (model.own_emission ? n : 1))) {}
 
   int64_t chunk;
-  LaneParameters<T> parameters;
+  Parameters<T> parameters;
   T* filtered;       // [1 + step, S][lane]; the first is that of the step before the chunk
   T* predicted;      // [step, S][lane]
   T* grad_filtered;  // [step, S][lane]
@@ -34,7 +35,7 @@ struct LaneBackwardScratch {
 
 // The rows that the emissions of step t came from += values, state by state.
 template <class T, int kStates>
-[[gnu::always_inline]] inline void add_emissions(const LaneParameters<T>& parameters, int64_t t,
+[[gnu::always_inline]] inline void add_emissions(const Parameters<T>& parameters, int64_t t,
                                                  const Vec<T>* values, T* table) {
   constexpr int n = kLanes<T>;
 #pragma GCC unroll 8
@@ -55,11 +56,11 @@ template <class T, int kStates>
 // of the step before. Replaces scratch.adjoint by predicted', or in smoothing by smoothed. Returns
 // the lanes of sequences that turned out to be delicate.
 template <class T, int kStates, bool kSmooth, bool kWatched>
-Bits<T> backward_chunk(const HmmBackward<T>& a, const LaneBackwardScratch<T>& scratch,
-                       const LaneBlock<T>& block, int64_t begin, int64_t end, Vec<T> grad_log,
+Bits<T> backward_chunk(const HmmBackward<T>& a, const BackwardScratch<T>& scratch,
+                       const Block<T>& block, int64_t begin, int64_t end, Vec<T> grad_log,
                        Vec<T>* carried) {
   constexpr int n = kLanes<T>;
-  const LaneParameters<T> parameters = scratch.parameters;
+  const Parameters<T> parameters = scratch.parameters;
   const bool has_filtered = a.grad_filtered != nullptr, has_predicted = a.grad_predicted != nullptr;
   Vec<T> later[kStates];
   Bits<T> delicate = {};
@@ -126,7 +127,7 @@ Bits<T> backward_chunk(const HmmBackward<T>& a, const LaneBackwardScratch<T>& sc
 
 // grad_transition += sum over the steps of a chunk of filtered_{t-1}^T predicted'_t.
 template <class T, int kStates>
-void add_transitions(const LaneBackwardScratch<T>& scratch, int64_t skipped, int64_t steps) {
+void add_transitions(const BackwardScratch<T>& scratch, int64_t skipped, int64_t steps) {
   constexpr int n = kLanes<T>;
   constexpr int kRows = kStates > 1 ? 2 : 1;  // twice kStates sums are registers
   for (int i = 0; i < kStates; i += kRows) {
@@ -160,7 +161,7 @@ void add_lanes(const T* values, int64_t count, double* sums) {
 
 template <class T>
 void flush_shared_table(const HmmModel<T>& m, const HmmSharedGradients& shared,
-                        LaneBackwardScratch<T>& scratch) {
+                        BackwardScratch<T>& scratch) {
   if (m.own_emission || scratch.summed_steps == 0) return;
   read_table(m, scratch.grad_table, shared.emission, true);
   clear(scratch.grad_table, table_size(m));
@@ -168,8 +169,8 @@ void flush_shared_table(const HmmModel<T>& m, const HmmSharedGradients& shared,
 }
 
 template <class T>
-void write_gradients(const HmmBackward<T>& a, const LaneBlock<T>& block,
-                     const HmmSharedGradients& shared, LaneBackwardScratch<T>& scratch) {
+void write_gradients(const HmmBackward<T>& a, const Block<T>& block,
+                     const HmmSharedGradients& shared, BackwardScratch<T>& scratch) {
   constexpr int n = kLanes<T>;
   const HmmModel<T>& m = a.model;
   const int64_t S = m.states, V = m.symbols, padded = padded_states(m);
@@ -210,11 +211,11 @@ void write_gradients(const HmmBackward<T>& a, const LaneBlock<T>& block,
 
 template <class T, int kStates, bool kSmooth>
 void backward_block(const HmmBackward<T>& a, int64_t number, const HmmSharedGradients& shared,
-                    LaneBackwardScratch<T>& scratch) {
+                    BackwardScratch<T>& scratch) {
   constexpr int n = kLanes<T>;
   const HmmModel<T>& m = a.model;
   const int64_t size = m.steps * kStates;
-  LaneBlock<T> block(m, number);
+  Block<T> block(m, number);
   Vec<T> grad_log = {};
   for (int lane = 0; lane < block.lanes; ++lane) {
     // Neither impossible nor malformed sequences have a gradient.
@@ -272,13 +273,33 @@ void backward_block(const HmmBackward<T>& a, int64_t number, const HmmSharedGrad
 // Blocks begin to end, whose shared gradients are added up.
 template <class T, int kStates, bool kSmooth>
 void backward_piece(const HmmBackward<T>& a, int64_t begin, int64_t end,
-                    const HmmSharedGradients& shared, LaneBackwardScratch<T>& scratch) {
+                    const HmmSharedGradients& shared, BackwardScratch<T>& scratch) {
   for (int64_t block = begin; block < end; ++block) {
     backward_block<T, kStates, kSmooth>(a, block, shared, scratch);
   }
   if (!kSmooth) flush_shared_table(a.model, shared, scratch);
 }
 
+// Pieces begin to end of the batch, each with its sums of shared gradients.
+template <class T, int kStates>
+void backward_pieces(const HmmBackward<T>& a, int64_t begin, int64_t end, int64_t pieces,
+                     const HmmSharedGradients* shared, void* memory) {
+  const HmmModel<T>& m = a.model;
+  Arena arena(memory);
+  BackwardScratch<T> scratch(m, a.smoothed != nullptr, arena);
+  scratch.parameters.load_shared(m);
+  if (!a.smoothed && !m.own_emission) clear(scratch.grad_table, table_size(m));
+  for (int64_t piece = begin; piece < end; ++piece) {
+    const HmmPiece blocks(m.batch, kLanes<T>, piece, pieces);
+    if (a.smoothed) {
+      backward_piece<T, kStates, true>(a, blocks.begin, blocks.end, {}, scratch);
+    } else {
+      backward_piece<T, kStates, false>(a, blocks.begin, blocks.end, shared[piece], scratch);
+    }
+  }
+}
+
+}  // namespace few_states
 }  // namespace
 }  // namespace BWT_SIMD
 }  // namespace bwt

@@ -4,6 +4,7 @@
 namespace bwt {
 namespace BWT_SIMD {
 namespace {
+namespace few_states {
 
 // Bytes of one of a chunk's arrays [step, state, lane]. There are up to four.
 constexpr int64_t kArrayBytes = 6 * 1024;
@@ -59,10 +60,10 @@ void store_rows(const T* from, int64_t count, int lanes, T* const* rows) {
 
 // The sequences of a block. Lanes without one repeat the last with a length of zero.
 template <class T>
-struct LaneBlock {
+struct Block {
   static constexpr int n = kLanes<T>;
 
-  LaneBlock(const HmmModel<T>& model, int64_t block)
+  Block(const HmmModel<T>& model, int64_t block)
       : first(block * n),
         lanes(int(smaller(n, model.batch - first))) {
     for (int lane = 0; lane < n; ++lane) {
@@ -106,10 +107,10 @@ struct LaneBlock {
 
 // The parameters of a block's sequences. Shared ones are put in place once.
 template <class T>
-struct LaneParameters {
+struct Parameters {
   static constexpr int n = kLanes<T>;
 
-  LaneParameters(const HmmModel<T>& model, Arena& arena)
+  Parameters(const HmmModel<T>& model, Arena& arena)
       : initial(arena.take<T>(model.states * n)),
         transition(arena.take<T>(model.states * model.states * n)),
         table(arena.take<T>(table_size(model) * (model.own_emission ? n : 1))),
@@ -129,7 +130,7 @@ struct LaneParameters {
     }
   }
 
-  void load_own(const HmmModel<T>& m, LaneBlock<T>& block) {
+  void load_own(const HmmModel<T>& m, Block<T>& block) {
     const int64_t S = m.states, V = m.symbols;
     const T* rows[n];
     if (shared_wrong) block.wrong = ~Bits<T>{};
@@ -159,7 +160,7 @@ struct LaneParameters {
   }
 
   // Offsets of the table rows of a chunk. Steps that a sequence does not have count as missing.
-  void find_rows(const HmmModel<T>& m, LaneBlock<T>& block, int64_t begin, int64_t end) {
+  void find_rows(const HmmModel<T>& m, Block<T>& block, int64_t begin, int64_t end) {
     for (int lane = 0; lane < n; ++lane) {
       const int32_t base = m.own_emission ? int32_t(lane * table_size(m)) : 0;
       int32_t* to = offsets + lane * kOffsetsStride;
@@ -238,6 +239,7 @@ struct LaneParameters {
   }
 };
 
+}  // namespace few_states
 }  // namespace
 }  // namespace BWT_SIMD
 }  // namespace bwt

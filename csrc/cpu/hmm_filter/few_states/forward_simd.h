@@ -3,17 +3,18 @@
 namespace bwt {
 namespace BWT_SIMD {
 namespace {
+namespace few_states {
 
 template <class T>
-struct LaneForwardScratch {
-  LaneForwardScratch(const HmmModel<T>& model, Arena& arena)
+struct ForwardScratch {
+  ForwardScratch(const HmmModel<T>& model, Arena& arena)
       : chunk(chunk_steps(model)),
         parameters(model, arena),
         filtered(arena.take<T>(chunk * model.states * kLanes<T>)),
         predicted(arena.take<T>(chunk * model.states * kLanes<T>)) {}
 
   int64_t chunk;
-  LaneParameters<T> parameters;
+  Parameters<T> parameters;
   T* filtered;   // [step, S][lane]
   T* predicted;  // [step, S][lane]
 };
@@ -22,7 +23,7 @@ struct LaneForwardScratch {
 // that the division runs beside the recursion; this only divides them by a power of two, next to
 // their sum. So the sum of the last step has the product of all c_t but for these powers.
 template <class T, int kStates>
-struct LaneState {
+struct Carried {
   Vec<T> joint[kStates] = {};         // predicted * lifted emission
   Vec<T> sum = Vec<T>{} + T(1);       // of these, at the last step that the sequence has
   Vec<T> scale = sum, inverse = sum;  // of the sum; 0 once the sequence has become impossible
@@ -52,13 +53,13 @@ template <class T, int kCount>
 // cache beside the arithmetic, which is a long chain of dependent steps, whereas the stores would
 // have to wait for memory all at once.
 template <class T, int kStates, bool kWatched>
-void forward_chunk(const LaneForwardScratch<T>& scratch, const LaneBlock<T>& block, bool ragged,
-                   int64_t begin, int64_t end, T* const* rows, LaneState<T, kStates>& carried) {
+void forward_chunk(const ForwardScratch<T>& scratch, const Block<T>& block, bool ragged,
+                   int64_t begin, int64_t end, T* const* rows, Carried<T, kStates>& carried) {
   constexpr int n = kLanes<T>;
-  constexpr int kLineNumbers = 64 / sizeof(T);
+  constexpr int kLineNumbers = kLineBytes / sizeof(T);
   int64_t fetched = 0;
-  const LaneParameters<T> parameters = scratch.parameters;
-  LaneState<T, kStates> state = carried;
+  const Parameters<T> parameters = scratch.parameters;
+  Carried<T, kStates> state = carried;
   T* predicted = scratch.predicted;
   T* filtered = scratch.filtered;
   for (int64_t t = begin; t < end; ++t, predicted += kStates * n, filtered += kStates * n) {
@@ -122,15 +123,15 @@ double log_of(T sum, int64_t exponents, int64_t steps) {
 }
 
 template <class T, int kStates>
-void forward_block(const HmmForward<T>& a, int64_t number, LaneForwardScratch<T>& scratch) {
+void forward_block(const HmmForward<T>& a, int64_t number, ForwardScratch<T>& scratch) {
   constexpr int n = kLanes<T>;
   const HmmModel<T>& m = a.model;
-  LaneBlock<T> block(m, number);
+  Block<T> block(m, number);
   const bool ragged = block.ragged(m.steps);
   scratch.parameters.load_own(m, block);
   const auto run =
       any<T>(block.watched) ? forward_chunk<T, kStates, true> : forward_chunk<T, kStates, false>;
-  LaneState<T, kStates> state;
+  Carried<T, kStates> state;
   state.delicate = block.watched & block.tiny;
   int64_t exponents[n] = {};
   T* rows[2 * n];
@@ -159,11 +160,12 @@ void forward_block(const HmmForward<T>& a, int64_t number, LaneForwardScratch<T>
 template <class T, int kStates>
 void forward_blocks(const HmmForward<T>& a, int64_t begin, int64_t end, void* memory) {
   Arena arena(memory);
-  LaneForwardScratch<T> scratch(a.model, arena);
+  ForwardScratch<T> scratch(a.model, arena);
   scratch.parameters.load_shared(a.model);
   for (int64_t block = begin; block < end; ++block) forward_block<T, kStates>(a, block, scratch);
 }
 
+}  // namespace few_states
 }  // namespace
 }  // namespace BWT_SIMD
 }  // namespace bwt

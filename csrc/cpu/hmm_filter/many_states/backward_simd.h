@@ -3,23 +3,24 @@
 namespace bwt {
 namespace BWT_SIMD {
 namespace {
+namespace many_states {
 
 // Steps that are worked off together: as many as the L2 cache holds of up to five arrays.
-constexpr int64_t kGroupArrayBytes = 48 * 1024;
+constexpr int64_t kArrayBytes = 48 * 1024;
 template <class T>
-int64_t group_steps(const HmmModel<T>& model) {
-  const int64_t step_bytes = group_size(model) * padded_states(model) * sizeof(T);
-  const int64_t fitting = kGroupArrayBytes / step_bytes;
+int64_t chunk_steps(const HmmModel<T>& model) {
+  const int64_t step_bytes = block_size(model) * padded_states(model) * sizeof(T);
+  const int64_t fitting = kArrayBytes / step_bytes;
   return fitting < 8 ? 8 : smaller(fitting, 64);
 }
 
 // Numbers of the steps of a chunk, [row, step, padded S]. What lies in memory is copied, sequence
-// by sequence: step by step, the rows of a group and its arrays are a power of two apart for some
+// by sequence: step by step, the rows of a block and its arrays are a power of two apart for some
 // sizes, and would then push each other out of the caches.
 template <class T>
-class GroupChunk {
+class Chunk {
  public:
-  GroupChunk(int64_t rows, int64_t steps, int64_t stride, Arena& arena)
+  Chunk(int64_t rows, int64_t steps, int64_t stride, Arena& arena)
       : steps_(steps),
         stride_(stride),
         numbers_(arena.take<T>(rows * steps * stride)) {}
@@ -42,22 +43,22 @@ class GroupChunk {
 };
 
 template <class T>
-struct GroupBackwardScratch {
-  GroupBackwardScratch(const HmmModel<T>& model, bool smooth, Arena& arena)
+struct BackwardScratch {
+  BackwardScratch(const HmmModel<T>& model, bool smooth, Arena& arena)
       : transition(model, true, arena),
         tables(model, arena),
         stride(transition.stride()),
-        group(group_size(model)),
-        chunk(group_steps(model)),
-        filtered(group, chunk + 1, stride, arena),
-        predicted(group, chunk, stride, arena),
-        grad_filtered(group, chunk, stride, arena),
-        adjoint(group, chunk, stride, arena),
-        later(arena.take<T>(group * stride)),
-        offsets(arena.take<int32_t>(group * chunk)) {
+        rows(block_size(model)),
+        chunk(chunk_steps(model)),
+        filtered(rows, chunk + 1, stride, arena),
+        predicted(rows, chunk, stride, arena),
+        grad_filtered(rows, chunk, stride, arena),
+        adjoint(rows, chunk, stride, arena),
+        later(arena.take<T>(rows * stride)),
+        offsets(arena.take<int32_t>(rows * chunk)) {
     if (smooth) return;
-    grad_transition = arena.take<T>(model.states * stride * (model.own_transition ? group : 1));
-    grad_tables = arena.take<T>(table_size(model) * (model.own_emission ? group : 1));
+    grad_transition = arena.take<T>(model.states * stride * (model.own_transition ? rows : 1));
+    grad_tables = arena.take<T>(table_size(model) * (model.own_emission ? rows : 1));
   }
 
   T* grad_transition_of(int64_t row) const {
@@ -65,15 +66,15 @@ struct GroupBackwardScratch {
   }
   T* grad_table_of(int64_t row) const { return grad_tables + (tables.own ? row * tables.size : 0); }
 
-  GroupTransition<T> transition;  // transposed
-  GroupTables<T> tables;
+  Transition<T> transition;  // transposed
+  Tables<T> tables;
   int64_t stride;
-  int64_t group;
+  int64_t rows;  // sequences of a block
   int64_t chunk;
-  GroupChunk<T> filtered;  // step 0 is that before the chunk
-  GroupChunk<T> predicted;
-  GroupChunk<T> grad_filtered;
-  GroupChunk<T> adjoint;         // grad_predicted, then the adjoint of predicted
+  Chunk<T> filtered;  // step 0 is that before the chunk
+  Chunk<T> predicted;
+  Chunk<T> grad_filtered;
+  Chunk<T> adjoint;              // grad_predicted, then the adjoint of predicted
   T* later;                      // [row, padded S]: A predicted'_{t+1}
   int32_t* offsets;              // [row, step of the chunk]
   T* grad_transition = nullptr;  // [S, padded S], for each row or for all
@@ -161,7 +162,7 @@ void add_transitions(const T* filtered, const T* adjoint, int64_t stride, int64_
 
 template <class T>
 void flush_shared(const HmmModel<T>& m, const HmmSharedGradients& shared,
-                  GroupBackwardScratch<T>& scratch) {
+                  BackwardScratch<T>& scratch) {
   if (scratch.summed_steps == 0) return;
   const int64_t S = m.states;
   scratch.summed_steps = 0;
@@ -181,7 +182,7 @@ void flush_shared(const HmmModel<T>& m, const HmmSharedGradients& shared,
 // Copies what a chunk of a sequence needs.
 template <class T>
 void read_chunk(const HmmBackward<T>& a, const BackwardRow& row, int64_t r, int64_t begin,
-                int64_t steps, GroupBackwardScratch<T>& scratch) {
+                int64_t steps, BackwardScratch<T>& scratch) {
   const HmmModel<T>& m = a.model;
   const int64_t S = m.states, at = (row.sequence * m.steps + begin) * S;
   table_offsets(m, row.sequence, begin, steps, 0, scratch.offsets + r * scratch.chunk);
@@ -194,7 +195,7 @@ void read_chunk(const HmmBackward<T>& a, const BackwardRow& row, int64_t r, int6
 
 template <class T, bool kSmooth>
 bool backward_step(const HmmBackward<T>& a, const BackwardRow& row, int64_t r, int64_t begin,
-                   int64_t t, GroupBackwardScratch<T>& scratch) {
+                   int64_t t, BackwardScratch<T>& scratch) {
   const HmmModel<T>& m = a.model;
   const int32_t offset = scratch.offsets[r * scratch.chunk + t];
   BackwardStep<T> step{};
@@ -216,10 +217,10 @@ bool backward_step(const HmmBackward<T>& a, const BackwardRow& row, int64_t r, i
                      : backward_step<T, kSmooth, false>(step, m.states);
 }
 
-// The chunk that begins at a step, of all sequences of a group.
+// The chunk that begins at a step, of all sequences of a block.
 template <class T, bool kSmooth>
 void backward_chunk(const HmmBackward<T>& a, const BackwardRow* rows, int64_t count, int64_t begin,
-                    GroupBackwardScratch<T>& scratch) {
+                    BackwardScratch<T>& scratch) {
   const int64_t S = a.model.states, stride = scratch.stride;
   int64_t most = 0;
   for (int64_t r = 0; r < count; ++r) {
@@ -252,7 +253,7 @@ void backward_chunk(const HmmBackward<T>& a, const BackwardRow* rows, int64_t co
 
 template <class T>
 void write_gradients(const HmmBackward<T>& a, const BackwardRow& row, int64_t r,
-                     const HmmSharedGradients& shared, GroupBackwardScratch<T>& scratch) {
+                     const HmmSharedGradients& shared, BackwardScratch<T>& scratch) {
   const HmmModel<T>& m = a.model;
   const int64_t S = m.states;
   const T* first = scratch.adjoint.at(r, 0);
@@ -277,8 +278,8 @@ void write_gradients(const HmmBackward<T>& a, const BackwardRow& row, int64_t r,
 }
 
 template <class T, bool kSmooth>
-void backward_group(const HmmBackward<T>& a, int64_t first, int64_t count,
-                    const HmmSharedGradients& shared, GroupBackwardScratch<T>& scratch) {
+void backward_block(const HmmBackward<T>& a, int64_t first, int64_t count,
+                    const HmmSharedGradients& shared, BackwardScratch<T>& scratch) {
   const HmmModel<T>& m = a.model;
   BackwardRow rows[kTileRows];
   int64_t longest = 0;
@@ -313,18 +314,41 @@ void backward_group(const HmmBackward<T>& a, int64_t first, int64_t count,
   for (int64_t r = 0; r < count; ++r) write_gradients(a, rows[r], r, shared, scratch);
 }
 
-// Groups begin to end, whose shared gradients are added up.
+// Blocks begin to end, whose shared gradients are added up.
 template <class T, bool kSmooth>
 void backward_piece(const HmmBackward<T>& a, int64_t begin, int64_t end,
-                    const HmmSharedGradients& shared, GroupBackwardScratch<T>& scratch) {
-  const int64_t size = scratch.group;
-  for (int64_t group = begin; group < end; ++group) {
-    backward_group<T, kSmooth>(a, group * size, smaller(a.model.batch - group * size, size), shared,
+                    const HmmSharedGradients& shared, BackwardScratch<T>& scratch) {
+  const int64_t size = scratch.rows;
+  for (int64_t block = begin; block < end; ++block) {
+    backward_block<T, kSmooth>(a, block * size, smaller(a.model.batch - block * size, size), shared,
                                scratch);
   }
   if (!kSmooth) flush_shared(a.model, shared, scratch);
 }
 
+// Pieces begin to end of the batch, each with its sums of shared gradients.
+template <class T>
+void backward_pieces(const HmmBackward<T>& a, int64_t begin, int64_t end, int64_t pieces,
+                     const HmmSharedGradients* shared, void* memory) {
+  const HmmModel<T>& m = a.model;
+  Arena arena(memory);
+  BackwardScratch<T> scratch(m, a.smoothed != nullptr, arena);
+  scratch.transition.load_shared(m);
+  scratch.tables.load_shared(m);
+  scratch.care = shared_care(m);
+  if (!a.smoothed && !m.own_emission) clear(scratch.grad_tables, table_size(m));
+  if (!a.smoothed && !m.own_transition) clear(scratch.grad_transition, m.states * scratch.stride);
+  for (int64_t piece = begin; piece < end; ++piece) {
+    const HmmPiece blocks(m.batch, scratch.rows, piece, pieces);
+    if (a.smoothed) {
+      backward_piece<T, true>(a, blocks.begin, blocks.end, {}, scratch);
+    } else {
+      backward_piece<T, false>(a, blocks.begin, blocks.end, shared[piece], scratch);
+    }
+  }
+}
+
+}  // namespace many_states
 }  // namespace
 }  // namespace BWT_SIMD
 }  // namespace bwt
