@@ -131,9 +131,9 @@ def extension(name: str, files: list[str], libraries: tuple[str, ...] = ()):
     )
 
 
-extensions = [extension("bwt._C", ["csrc/module.cpp", *sources("csrc/cpu/**/*.cpp")])]
+extensions = [extension("bwt._C", sources("csrc/cpu/**/*.cpp"))]
 if wants_cuda():
-    cuda_sources = ["csrc/cuda/module.cpp", *sources("csrc/cuda/**/*.cu")]
+    cuda_sources = [*sources("csrc/cuda/**/*.cpp"), *sources("csrc/cuda/**/*.cu")]
     # The last two hold the shims of the stable ABI that know CUDA; a CPU build of torch has none.
     libraries = ("cudart", "c10_cuda", "torch_cuda") if torch.version.cuda else ("cudart",)
     cuda = extension("bwt._C_cuda", cuda_sources, libraries)
