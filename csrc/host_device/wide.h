@@ -67,7 +67,7 @@ BWT_HD inline int clamped(int64_t exponent) {
 }
 
 // What the algorithm needs of a number type, for double and for Wide. A magnitude is a whole number
-// that grows with the size of x > 0; shifted moves a number by so much, without rounding it.
+// that grows with the size of x > 0; shifted changes it by the given amount, without rounding x.
 template <class Real>
 struct Number;
 

@@ -199,8 +199,8 @@ void softmax_grad(const AttentionBackward<T>& a, const Block& block, int64_t pai
   }
 }
 
-// The queries of a block as panels. A blind row has no gradient, so it must not come to a product
-// of zeros and the infinities that blinded it.
+// The queries of a block as panels. A blind row has no gradient, so its zeros must not be
+// multiplied by the infinities that blinded it.
 template <class T>
 Panels<T> pack_queries(const AttentionBackward<T>& a, const Block& block, const T* lse, const T* q,
                        const BackwardScratch<T>& scratch) {

@@ -4,7 +4,7 @@ namespace bwt {
 namespace BWT_SIMD {
 namespace {
 
-// Of the rows of scores s of a block, with the largest element m.
+// For each row of scores s in a block, with the largest element m.
 template <class T>
 struct RowSums {
   RowSums(Arena& arena, int64_t rows, bool wants_moment)
@@ -59,7 +59,7 @@ void exponentials(int64_t rows, T* scores, T* to, int64_t stride, int64_t keys, 
   for (int row = 0; row < kRows; ++row) {
     max[row] = max_lanes<T>(max[row]);
     sums.max[first + row] = max[row][0];
-    max[row] = max[row] == lowest ? Vec<T>{} : max[row];  // -inf - -inf is no number
+    max[row] = max[row] == lowest ? Vec<T>{} : max[row];  // -inf - -inf is NaN
     sum[row] = Vec<T>{};
     moment[row] = Vec<T>{};
   }
@@ -79,7 +79,7 @@ void exponentials(int64_t rows, T* scores, T* to, int64_t stride, int64_t keys, 
   for (int row = 0; row < kRows; ++row) {
     const T total = sum_lanes<T>(sum[row])[0];
     sums.sum[first + row] = total == 0 ? 1 : total;
-    if (total != total) sums.max[first + row] = total;  // which a maximum passes over
+    if (total != total) sums.max[first + row] = total;  // NaN, which a maximum passes over
     if (sums.moment) sums.moment[first + row] = sum_lanes<T>(moment[row])[0];
   }
 }
@@ -134,7 +134,7 @@ void write_lse_and_entropy(const RowSums<T>& sums, int64_t rows, T* lse, T* entr
   }
 }
 
-// Whether a row saw no score but -inf; `largest` may be the lse, too.
+// Whether a row saw no score but -inf; `largest` may also be the lse.
 template <class T>
 bool is_blind(T largest) {
   return largest == -std::numeric_limits<T>::infinity();

@@ -17,10 +17,12 @@ constexpr int kTileVectors = 2;
 template <class T>
 constexpr int kPanel = kTileVectors * kLanes<T>;
 
-// Query rows per block: at most so many, and as fit into a share of the L2 cache with their scores.
+// Query rows per block: at most kMaxBlockRows, and no more than have their scores in kBlockBytes, a
+// share of the L2 cache.
 constexpr int64_t kMaxBlockRows = 16 * kTileRows;
 constexpr int64_t kBlockBytes = 160 * 1024;
-// As much of a matrix as one tile of rows after another is multiplied by: a share of the L1 cache.
+// How much of a matrix B all tiles of rows are multiplied by before its next part: a share of the
+// L1 cache.
 constexpr int64_t kNearBytes = 16 * 1024;
 
 // The row stride of a block of scores: an odd number of cache lines, because the rows of a column
@@ -67,15 +69,15 @@ struct Block {
 
   int64_t visible_keys(int64_t row) const { return shape.visible_keys(first + row); }
 
-  // Of the tile that begins at this row.
+  // The keys that the last row of a tile sees; the tile begins at this row.
   int64_t tile_keys(int64_t row) const { return visible_keys(tiles.end(row) - 1); }
   template <class T>
   int64_t tile_columns(int64_t row) const {
     return round_up(tile_keys(row), kLanes<T>);
   }
 
-  // With the zeros that tiles read of this row: tiles of rows that end with another row, and tiles
-  // of keys that begin with a visible one.
+  // The visible keys of this row and the zeros behind them, as far as tiles read: a tile of rows
+  // goes as far as its last row, and a tile of keys that begins with a visible one to its end.
   template <class T>
   int64_t padded_columns(int64_t row) const {
     const int64_t keys = visible_keys(row) + kTileRows - 1;
@@ -88,16 +90,16 @@ struct Block {
   Tiles tiles;
 };
 
-// Products fetch up to so many lines of the next pair after so many steps of a tile.
+// After every kFetchSteps steps of a tile, up to kFetchLines lines of the next pair are fetched.
 constexpr int kFetchLines = 4;
 constexpr int64_t kFetchSteps = 8;
 
-// Rows of the next pair, to be read or written, on their way into the cache while this pair is
-// computed: the rows of a fused projection are too far apart for the processor to foresee. A few
-// lines at a time, because it stalls on more than it can await at once.
+// Fetches the rows of the next pair, to be read or written, into the cache while this pair is
+// computed: in a fused projection they are too far apart for the processor to foresee. A few lines
+// at a time, because it stalls when more are under way than it can keep track of.
 class Fetch {
  public:
-  // Not more than stays in the cache until it is used.
+  // No more rows than will still be in the cache when they are used.
   template <class T>
   void add(T* data, int64_t stride, int64_t rows, int64_t columns) {
     const int64_t size = sizeof(T);
@@ -106,8 +108,8 @@ class Fetch {
                           rows < most_rows ? rows : most_rows};
   }
 
-  // Whether there are more. Always inline: GCC may take a function that only prefetches for one
-  // without effect.
+  // Returns whether there are more. Always inline: GCC may drop the call of a function that only
+  // prefetches, as one without effect.
   [[gnu::always_inline]] bool some_lines() {
     for (int line = 0; line < kFetchLines && next_ < count_; ++line) {
       Stream& stream = streams_[next_];
@@ -165,7 +167,7 @@ Panels<T> pack_always(const T* matrix, int64_t stride, int64_t rows, int64_t dim
   return {memory, rows, kPanel<T>};
 }
 
-// The same, but where it is if it has whole vectors and is small enough to stay near.
+// The same, but a matrix of whole vectors that is small enough to stay in the cache is not moved.
 template <class T>
 Panels<T> pack(const T* matrix, int64_t stride, int64_t rows, int64_t dim, T* memory) {
   const int64_t bytes = rows * dim * int64_t(sizeof(T));
@@ -216,8 +218,8 @@ struct Product {
   int64_t columns;
   bool accumulate;  // C += A B
   Fetch* fetch;     // goes on meanwhile
-  int64_t stairs =
-      0;  // steps that cross the diagonal: the last of a plain A, first of a transposed
+  // Steps that cross the diagonal: the last ones of a plain A, the first ones of a transposed A.
+  int64_t stairs = 0;
 };
 
 // Adds one step of a product to the rows from kFirst to kEnd of a tile.
@@ -258,8 +260,8 @@ template <class T, int kVectors, int kRows, int kEnd = 1>
   }
 }
 
-// kRows rows and kVectors vectors of C, from a column on where a panel begins. The loops over the
-// sums must be unrolled, or else the sums are not registers.
+// kRows rows and kVectors vectors of C, from a column where a panel begins. The loops over the sums
+// must be unrolled, or else the sums are not kept in registers.
 template <class T, Left kLeft, int kRows, int kVectors>
 [[gnu::always_inline]] inline void multiply_tile(const Product<T>& p, int64_t column, T* result,
                                                  int64_t result_stride, bool accumulate) {

@@ -18,17 +18,17 @@ int64_t table_size(const HmmModel<T>& model) {
   return (model.symbols + 1) * padded_states(model);
 }
 
-// Shared gradients are summed in T at first, for at most so many steps.
+// For at most this many steps, shared gradients are summed in T; then in double.
 constexpr int64_t kStepsPerSum = 16384;
 
-// Lanes of a sum of probabilities that is not 1. NaN is not, either.
+// Lanes in which a sum of probabilities is not 1. A NaN is wrong, too.
 template <class T>
 [[gnu::always_inline]] inline Bits<T> wrong_sum(Vec<T> sum) {
   const T tolerance = T(kHmmRowSumTolerance);
   return ~((sum - T(1) <= tolerance) & (sum - T(1) >= -tolerance));
 }
 
-// Whether each of `rows` contiguous rows is a distribution.
+// Whether each of `count` contiguous rows is a distribution.
 template <class T>
 bool are_distributions(const T* rows, int64_t count, int64_t length) {
   constexpr int n = kLanes<T>;
@@ -56,7 +56,7 @@ struct Below {
   Bits<T> any = {}, positive = {};
 };
 
-// What is to be looked after in a sequence, by its parameters (arguments.h).
+// What its parameters say of a sequence (arguments.h): whether it has to be watched.
 struct Care {
   bool watched = false;
   bool tiny = false;  // delicate if it is watched
@@ -67,7 +67,7 @@ struct Care {
   }
 };
 
-// Null for parameters that do not count.
+// Parameters that are null do not count.
 template <class T>
 Care care_for(int64_t S, int64_t V, const T* initial, const T* transition, const T* emission) {
   constexpr int n = kLanes<T>;
@@ -100,7 +100,7 @@ Care own_care(const HmmModel<T>& m, int64_t b) {
                   m.own_emission ? m.emission + b * S * V : nullptr);
 }
 
-// Lanes of what is positive, but might be lost later.
+// Lanes whose number is positive, but so small that it might be lost later.
 template <class T>
 [[gnu::always_inline]] inline Bits<T> sinking(Vec<T> joint, Vec<T> limit) {
   return (joint < limit) & (joint > T(0));
@@ -114,7 +114,7 @@ using Words = Bits<float>;
 typedef uint32_t UnsignedWords __attribute__((vector_size(BWT_SIMD_BYTES)));
 constexpr int kWords = kLanes<float>;
 
-// y + 1 for kWords consecutive observations. Adds what 32 bits do not hold of them to `lost`.
+// y + 1 for kWords consecutive observations. Bits beyond the lower 32 are added to `lost`.
 [[gnu::always_inline]] inline UnsignedWords load_rows_of(const int32_t* ids, Bits<double>&) {
   UnsignedWords words;
   __builtin_memcpy(&words, ids, sizeof words);
@@ -135,15 +135,15 @@ template <std::size_t... kLane>
   return low_halves(a, b, std::make_index_sequence<kWords>());
 }
 
-// (y + 1) * unit + base for `count` >= kWords observations in a row. Returns false, and offsets not
-// to be used, if one of them is out of range.
+// (y + 1) * unit + base for `count` >= kWords observations in a row. Returns false if one of them
+// is out of range; then the offsets must not be used.
 template <class Id>
 bool offsets_in_range(const Id* ids, int64_t count, int64_t symbols, int32_t unit, int32_t base,
                       int32_t* offsets) {
   UnsignedWords largest{};
   Bits<double> lost{};
   for (int64_t next = 0; next < count; next += kWords) {
-    const int64_t t = smaller(next, count - kWords);  // the last overlaps that before
+    const int64_t t = smaller(next, count - kWords);  // the last vector overlaps the one before
     const UnsignedWords rows = load_rows_of(ids + t, lost);
     largest = largest < rows ? rows : largest;
     const Words offset = (Words)rows * unit + base;
@@ -211,7 +211,7 @@ void read_table(const HmmModel<T>& model, const T* table, Out* gradient, bool ac
   }
 }
 
-// What a block reads of a sequence's length, and whether it can be right.
+// The length of a sequence, or 0 and `wrong` if it is out of range.
 template <class T>
 int64_t length_of(const HmmModel<T>& model, int64_t sequence, bool* wrong) {
   if (model.lengths == nullptr) return model.steps;

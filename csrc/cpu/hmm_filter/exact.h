@@ -16,7 +16,7 @@
 
 namespace bwt {
 
-// Overflow, as far as derivatives are concerned: many of them can be added.
+// Derivatives of this size count as overflow; many of them can be added.
 constexpr double kHmmMost = 0x1p1000;
 
 // mantissa * 2^exponent, the mantissa of size 0.5 to 1 or 0.
@@ -36,7 +36,7 @@ struct HmmWide {
     return of(mantissa / x.mantissa, exponent - x.exponent);
   }
   HmmWide operator-() const { return {-mantissa, exponent}; }
-  // Beyond kHmmMost, that.
+  // At most kHmmMost in size.
   double number() const {
     if (exponent > 1000) return std::copysign(kHmmMost, mantissa);
     return exponent < -1100 ? 0 : std::ldexp(mantissa, int(exponent));

@@ -38,7 +38,8 @@ int64_t block_size(const HmmModel<T>& model) {
   return model.states <= kFewStates ? kLanes<T> : many_states::block_size(model);
 }
 
-// What the passes need: every thread scratch memory of its own, of any alignment and content.
+// Every thread needs scratch memory of its own for a pass: of this size, and of any alignment and
+// content.
 template <class T>
 int64_t scratch_bytes(const HmmForward<T>& a) {
   Arena arena(nullptr);
@@ -70,8 +71,8 @@ void forward_blocks(const HmmForward<T>& a, int64_t begin, int64_t end, void* me
   });
 }
 
-// Pieces begin to end of the batch, which is cut into `pieces`. Shared gradients are summed for
-// each piece.
+// The batch is cut into `pieces`; this computes those from begin to end. Each piece has its own
+// sums of shared gradients.
 template <class T>
 void backward_pieces(const HmmBackward<T>& a, int64_t begin, int64_t end, int64_t pieces,
                      const HmmSharedGradients* shared, void* memory) {

@@ -9,8 +9,8 @@ namespace bwt {
 
 enum class Fault : int64_t { kKeyRange = 0, kValueRange = 1, kContradiction = 2 };
 
-// Faults are reduced by minimum over the batch, so that the first one is the one reported.
-// A repeated byte, so that a device can set it with memset.
+// More than any fault: the smallest fault of a batch, which is its first, is the one reported. One
+// byte repeated, so that a device can set it with memset.
 constexpr int64_t kNoFault = 0x7f7f7f7f7f7f7f7f;
 
 BWT_HD inline int64_t encode_fault(int64_t row, Fault fault) {

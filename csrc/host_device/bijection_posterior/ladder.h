@@ -170,7 +170,7 @@ class Ladder {
   const double* channel;  // [V, V] p(observed | true)
   int symbols;
   int depth = 0;  // keys in the order
-  int built = 0;  // of which the lowest so many have their level in the table
+  int built = 0;  // how many of them, from the lowest on, have their level in the table
 
  private:
   BWT_HD void reset() {

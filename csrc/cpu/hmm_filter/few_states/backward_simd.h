@@ -52,9 +52,9 @@ template <class T, int kStates>
   }
 }
 
-// From the last step of a chunk to its first. `later` is A predicted'_{t+1}; after the chunk, that
-// of the step before. Replaces scratch.adjoint by predicted', or in smoothing by smoothed. Returns
-// the lanes of sequences that turned out to be delicate.
+// From the last step of a chunk to its first. `carried` is A predicted'_{t+1} of its last step and
+// becomes that of the step before the chunk. Replaces scratch.adjoint by predicted', or by smoothed
+// when smoothing. Returns the lanes of sequences that turned out to be delicate.
 template <class T, int kStates, bool kSmooth, bool kWatched>
 Bits<T> backward_chunk(const HmmBackward<T>& a, const BackwardScratch<T>& scratch,
                        const Block<T>& block, int64_t begin, int64_t end, Vec<T> grad_log,
@@ -129,7 +129,7 @@ Bits<T> backward_chunk(const HmmBackward<T>& a, const BackwardScratch<T>& scratc
 template <class T, int kStates>
 void add_transitions(const BackwardScratch<T>& scratch, int64_t skipped, int64_t steps) {
   constexpr int n = kLanes<T>;
-  constexpr int kRows = kStates > 1 ? 2 : 1;  // twice kStates sums are registers
+  constexpr int kRows = kStates > 1 ? 2 : 1;  // 2 kStates sums fit into the registers
   for (int i = 0; i < kStates; i += kRows) {
     const int second = i + 1 < kStates ? 1 : 0;
     Vec<T> sum[2][kStates] = {};
@@ -270,7 +270,7 @@ void backward_block(const HmmBackward<T>& a, int64_t number, const HmmSharedGrad
   write_gradients(a, block, shared, scratch);
 }
 
-// Blocks begin to end, whose shared gradients are added up.
+// The blocks from begin to end, whose shared gradients are added up.
 template <class T, int kStates, bool kSmooth>
 void backward_piece(const HmmBackward<T>& a, int64_t begin, int64_t end,
                     const HmmSharedGradients& shared, BackwardScratch<T>& scratch) {
@@ -280,7 +280,7 @@ void backward_piece(const HmmBackward<T>& a, int64_t begin, int64_t end,
   if (!kSmooth) flush_shared_table(a.model, shared, scratch);
 }
 
-// Pieces begin to end of the batch, each with its sums of shared gradients.
+// The pieces of the batch from begin to end, each with its own sums of shared gradients.
 template <class T, int kStates>
 void backward_pieces(const HmmBackward<T>& a, int64_t begin, int64_t end, int64_t pieces,
                      const HmmSharedGradients* shared, void* memory) {

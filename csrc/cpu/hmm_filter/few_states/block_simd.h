@@ -1,16 +1,17 @@
-// The layout for few states: one sequence in each lane. Time is worked off in chunks whose
-// numbers [step, state, lane] stay in the L1 cache; rows of memory are transposed on the way.
+// The layout for few states: one sequence in each lane. Steps are computed in chunks whose numbers
+// [step, state, lane] stay in the L1 cache; rows of memory are transposed on the way there and
+// back.
 
 namespace bwt {
 namespace BWT_SIMD {
 namespace {
 namespace few_states {
 
-// Bytes of one of a chunk's arrays [step, state, lane]. There are up to four.
+// Bytes of one array [step, state, lane] of a chunk, which has up to four of them.
 constexpr int64_t kArrayBytes = 6 * 1024;
 constexpr int64_t kOffsetsStride = kArrayBytes / BWT_SIMD_BYTES;  // steps of a chunk, at most
 
-// Rows of whole vectors, if there are as many steps.
+// Steps of a chunk: a whole number of vectors, if there are that many steps.
 template <class T>
 int64_t chunk_steps(const HmmModel<T>& model) {
   const int64_t fitting = round_down(kArrayBytes / (model.states * BWT_SIMD_BYTES), kLanes<T>);
@@ -101,7 +102,7 @@ struct Block {
   int64_t sequence[n];
   int64_t length[n];
   Bits<T> lengths;
-  Bits<T> wrong = {};               // what makes a sequence invalid
+  Bits<T> wrong = {};               // sequences with invalid arguments
   Bits<T> watched = {}, tiny = {};  // as in Care
 };
 

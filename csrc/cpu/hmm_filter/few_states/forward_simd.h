@@ -19,9 +19,9 @@ struct ForwardScratch {
   T* predicted;  // [step, S][lane]
 };
 
-// What a block carries from step to step. Probabilities are kept without their normalisation, so
-// that the division runs beside the recursion; this only divides them by a power of two, next to
-// their sum. So the sum of the last step has the product of all c_t but for these powers.
+// What a block carries from step to step. Probabilities are not normalised, so that no step waits
+// for a division: the recursion only divides them by a power of two next to their sum. So the sum
+// of the last step is the product of all c_t but for these powers.
 template <class T, int kStates>
 struct Carried {
   Vec<T> joint[kStates] = {};         // predicted * lifted emission
@@ -49,9 +49,8 @@ template <class T, int kCount>
     return tree_sum<T, kCount / 2>(x) + tree_sum<T, kCount - kCount / 2>(x + kCount / 2);
 }
 
-// `rows` are those of both outputs that the chunk will be written to. They are fetched into the
-// cache beside the arithmetic, which is a long chain of dependent steps, whereas the stores would
-// have to wait for memory all at once.
+// The chunk will be written to `rows` of both outputs. They are fetched into the cache during the
+// arithmetic, a long chain of dependent steps; otherwise all stores would wait for memory at once.
 template <class T, int kStates, bool kWatched>
 void forward_chunk(const ForwardScratch<T>& scratch, const Block<T>& block, bool ragged,
                    int64_t begin, int64_t end, T* const* rows, Carried<T, kStates>& carried) {

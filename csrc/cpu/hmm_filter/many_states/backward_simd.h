@@ -5,7 +5,7 @@ namespace BWT_SIMD {
 namespace {
 namespace many_states {
 
-// Steps that are worked off together: as many as the L2 cache holds of up to five arrays.
+// Steps that are computed together: as many as fit into the L2 cache with up to five arrays.
 constexpr int64_t kArrayBytes = 48 * 1024;
 template <class T>
 int64_t chunk_steps(const HmmModel<T>& model) {
@@ -14,9 +14,9 @@ int64_t chunk_steps(const HmmModel<T>& model) {
   return fitting < 8 ? 8 : smaller(fitting, 64);
 }
 
-// Numbers of the steps of a chunk, [row, step, padded S]. What lies in memory is copied, sequence
-// by sequence: step by step, the rows of a block and its arrays are a power of two apart for some
-// sizes, and would then push each other out of the caches.
+// The numbers of a chunk, [row, step, padded S], copied from memory sequence by sequence. Read
+// where they lie, the rows of a block would be a power of two apart for some sizes, and push each
+// other out of the caches.
 template <class T>
 class Chunk {
  public:
@@ -71,7 +71,7 @@ struct BackwardScratch {
   int64_t stride;
   int64_t rows;  // sequences of a block
   int64_t chunk;
-  Chunk<T> filtered;  // step 0 is that before the chunk
+  Chunk<T> filtered;  // step 0 is the one before the chunk
   Chunk<T> predicted;
   Chunk<T> grad_filtered;
   Chunk<T> adjoint;              // grad_predicted, then the adjoint of predicted
@@ -242,7 +242,7 @@ void backward_chunk(const HmmBackward<T>& a, const BackwardRow* rows, int64_t co
                                 scratch.later);
   }
   if (kSmooth) return;
-  const int64_t from = begin == 0 ? 1 : 0;  // the first step comes after none
+  const int64_t from = begin == 0 ? 1 : 0;  // nothing comes before the first step
   for (int64_t r = 0; r < count; ++r) {
     const int64_t steps = smaller(rows[r].length - begin, scratch.chunk) - from;
     if (steps <= 0) continue;
@@ -314,7 +314,7 @@ void backward_block(const HmmBackward<T>& a, int64_t first, int64_t count,
   for (int64_t r = 0; r < count; ++r) write_gradients(a, rows[r], r, shared, scratch);
 }
 
-// Blocks begin to end, whose shared gradients are added up.
+// The blocks from begin to end, whose shared gradients are added up.
 template <class T, bool kSmooth>
 void backward_piece(const HmmBackward<T>& a, int64_t begin, int64_t end,
                     const HmmSharedGradients& shared, BackwardScratch<T>& scratch) {
@@ -326,7 +326,7 @@ void backward_piece(const HmmBackward<T>& a, int64_t begin, int64_t end,
   if (!kSmooth) flush_shared(a.model, shared, scratch);
 }
 
-// Pieces begin to end of the batch, each with its sums of shared gradients.
+// The pieces of the batch from begin to end, each with its own sums of shared gradients.
 template <class T>
 void backward_pieces(const HmmBackward<T>& a, int64_t begin, int64_t end, int64_t pieces,
                      const HmmSharedGradients* shared, void* memory) {

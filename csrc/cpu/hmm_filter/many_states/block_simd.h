@@ -1,6 +1,6 @@
 // The layout for many states: vectors of states. A block of sequences goes through time together,
-// so that one register tile multiplies them all with a shared transition matrix, or hides the
-// latency of sums for short rows with matrices of their own.
+// so that one register tile multiplies them all with a shared transition matrix. Where each has its
+// own matrix and rows are short, this hides the latency of the sums.
 
 namespace bwt {
 namespace BWT_SIMD {
@@ -51,7 +51,7 @@ struct Transition {
                        result + column, stride()});
     }
   }
-  // Of a row of `result`.
+  // Between the rows of `result`.
   int64_t stride() const { return round_up(states, Panels<T>::kPanel); }
 
   bool own;

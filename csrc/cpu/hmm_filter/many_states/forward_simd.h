@@ -55,7 +55,8 @@ struct ForwardRow {
   LogProduct likelihood;
 };
 
-// How a row is written: in whole vectors if they fill it or others of the same sequence follow.
+// How a row is written: in whole vectors if they fill it, or if later steps of the same sequence
+// overwrite what lies beyond.
 enum class RowStore { kPartial, kWhole, kStreamed };
 
 template <RowStore kStore, class T>

@@ -8,7 +8,7 @@ namespace many_states {
 // 12 sums hide the latency of two multiply-adds per cycle and leave registers for the operands.
 constexpr int kTileRows = 6;
 constexpr int kTileVectors = 2;
-constexpr int kMostSums = 8;  // with matrices of their own, of which nothing is used twice
+constexpr int kMostSums = 8;  // where each row has its own matrix, and nothing is used twice
 
 // C = A B with one B for all rows, or (kOwn) one for each, own_stride apart. B[k, column] is
 // right[k * right_stride + column]; A[row, k] is left[row * left_stride + k], or transposed
@@ -53,7 +53,7 @@ void multiply_tile(const Product<T>& product) {
   }
 }
 
-// Rows at run time, up to kRows of them.
+// The same for a number of rows that is known only at run time, at most kRows.
 template <class T, Left kLeft, bool kOwn, bool kAccumulate, int kRows, int kVectors>
 void multiply_rows(int64_t rows, const Product<T>& p) {
   if constexpr (kRows > 1) {
