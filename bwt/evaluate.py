@@ -15,131 +15,23 @@ sign cancel. Means over positions are taken per sequence, so that standard error
 independent sequences.
 """
 
-import dataclasses
-import json
 import math
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from bwt.records.estimates import Estimate, Estimates
+from bwt.records.evaluation import METRICS, OF_MEAN, EffectiveMemory, Evaluation, Score
+from bwt.records.floors import MEMORY
 from bwt.tasks import Batch, Task
 
-METRICS = ("entropy", "entropy_mae", "kl", "tvd", "excess", "leak", "accuracy")
-MEMORY = "memory-"
 SEED = 1_000_003  # apart from the seeds of training data
 BATCH = 256  # sequences at a time
 
 
 class NotProbabilities(ValueError):
     """What a model predicts are no log-probabilities."""
-
-
-class Estimate(NamedTuple):
-    """A mean over sequences and its standard error; lists if there is one for each position."""
-
-    mean: float | list[float]
-    se: float | list[float]
-
-
-@dataclasses.dataclass(frozen=True)
-class Score:
-    """The metrics of one predictor."""
-
-    overall: dict[str, Estimate]
-    per_position: dict[str, Estimate]
-
-
-@dataclasses.dataclass(frozen=True)
-class EffectiveMemory:
-    """The k of the exact filter seeing only the last k observations whose mean KL is the model's.
-
-    Between the filters that were run, log KL is interpolated linearly in k. A model worse than the
-    filter that sees no observation has memory 0; one better than the longest filter has at least
-    that memory (at_least).
-    """
-
-    observations: float
-    at_least: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class Evaluation:
-    task: str
-    options: dict
-    num_sequences: int
-    seed: int
-    positions: list[int]
-    exact: Score  # the posterior itself: its entropy, the best possible accuracy, excess about 0
-    model: Score
-    floors: dict[str, Score]
-    # Best entropy_mae of one who knows the position only: 0 where it determines the entropy.
-    position_entropy_mae: float
-    effective_memory: EffectiveMemory | None
-
-    def best_floor(self) -> str:
-        """The floor of least KL. Filters with a memory are a scale, not floors to be beaten."""
-        scale = {name for name in self.floors if name.startswith(MEMORY)} - {f"{MEMORY}0"}
-        rivals = [name for name in self.floors if name not in scale]
-        return min(rivals, key=lambda name: self.floors[name].overall["kl"].mean)
-
-    def to_json(self) -> str:
-        """One JSON document; a number that is not finite becomes null."""
-        return json.dumps(_plain(self), allow_nan=False)
-
-    def table(self) -> str:
-        """Two aligned tables: by position, and over all positions with the floors."""
-        return f"{self._position_table()}\n\n{self._predictor_table()}"
-
-    def _position_table(self) -> str:
-        floor = self.best_floor()
-        model, exact = self.model.per_position, self.exact.per_position
-        columns = {
-            "step": [str(step + 1) for step in range(len(self.positions))],
-            "exact entropy": [f"{x:.4f}" for x in exact["entropy"].mean],
-            "model entropy": [f"{x:.4f}" for x in model["entropy"].mean],
-            "entropy_mae": list(map(_number, *model["entropy_mae"])),
-            "kl": list(map(_number, *model["kl"])),
-            # Adding 0 turns a rounded -0 into 0.
-            f"kl of {floor}": [
-                f"{round(x, 4) + 0.0:.4f}" for x in self.floors[floor].per_position["kl"].mean
-            ],
-        }
-        return _aligned(columns)
-
-    def _predictor_table(self) -> str:
-        scores = {"model": self.model, "exact": self.exact} | self.floors
-        columns = {"": list(scores)}
-        for metric in self.model.overall:
-            columns[metric] = [_number(*score.overall[metric]) for score in scores.values()]
-        return _aligned(columns)
-
-    def verdict(self) -> str:
-        """Plain words: how far from Bayes, and how much better than the best floor."""
-        model, name = self.model.overall, self.best_floor()
-        kl, floor = model["kl"], self.floors[name].overall["kl"]
-        lines = [
-            f"{kl.mean:.3g} ± {kl.se:.1g} bits from exact Bayes (KL); "
-            f"entropy off by {model['entropy_mae'].mean:.3g} bits."
-        ]
-        if kl.mean + 2 * math.hypot(kl.se, floor.se) < floor.mean:
-            ratio = floor.mean / max(kl.mean, 1e-12)
-            lines.append(
-                f"{ratio:.3g} times better than the best floor, {name} ({floor.mean:.3g})."
-            )
-        else:
-            lines.append(f"NOT better than the floor {name} ({floor.mean:.3g} bits).")
-        if self.position_entropy_mae <= model["entropy_mae"].mean:
-            lines.append(
-                f"The position alone gives an entropy error of {self.position_entropy_mae:.4f}: "
-                "judge by the KL."
-            )
-        if self.effective_memory is not None:
-            lines.append(_memory_in_words(self.effective_memory))
-        accuracy, best = (x.overall["accuracy"].mean for x in (self.model, self.exact))
-        lines.append(f"Its best guess is right in {accuracy:.2%} of cases; Bayes' in {best:.2%}.")
-        return "\n".join(lines)
 
 
 @torch.no_grad()
@@ -293,17 +185,14 @@ class _Tally:
         sign[-1] = mean[-1].sign()
         mean = mean * sign
         variance = (sign[:, None] @ covariance @ sign[:, :, None]).flatten() / mean.shape[1] ** 2
-        names = (*METRICS, "entropy_mae_of_mean")
-        overall = zip(mean.mean(1), variance.clamp_min(0).sqrt(), strict=True)
-        each = zip(mean, covariance.diagonal(dim1=1, dim2=2).sqrt(), strict=True)
-        return Score(_estimates(names, overall), _estimates(names, each))
-
-
-def _estimates(names, pairs) -> dict[str, Estimate]:
-    return {
-        name: Estimate(mean.tolist(), se.tolist())
-        for name, (mean, se) in zip(names, pairs, strict=True)
-    }
+        names = (*METRICS, OF_MEAN)
+        overall = zip(mean.mean(1).tolist(), variance.clamp_min(0).sqrt().tolist(), strict=True)
+        errors = covariance.diagonal(dim1=1, dim2=2).sqrt()
+        each = zip(mean.tolist(), errors.tolist(), strict=True)
+        return Score(
+            {name: Estimate(*pair) for name, pair in zip(names, overall, strict=True)},
+            {name: Estimates(*pair) for name, pair in zip(names, each, strict=True)},
+        )
 
 
 def _effective_memory(model: Score, floors: dict[str, Score]) -> EffectiveMemory | None:
@@ -326,48 +215,6 @@ def read_memory(kl: float, scale: dict[int, float]) -> EffectiveMemory:
             share = (above - math.log(kl)) / (above - below)
             return EffectiveMemory(shorter + share * (longer - shorter), at_least=False)
     return EffectiveMemory(float(memories[-1]), at_least=True)
-
-
-def _memory_in_words(memory: EffectiveMemory) -> str:
-    if memory.at_least:
-        return (
-            f"Effective memory: at least {memory.observations:.0f} observations "
-            "(better than the exact filter that sees only so many)."
-        )
-    caveat = "" if memory.observations > 1 else " No use of earlier observations shows."
-    return (
-        f"Effective memory: {memory.observations:.1f} observations "
-        f"(as good as an exact filter that sees only so many).{caveat}"
-    )
-
-
-def _number(mean: float, se: float) -> str:
-    """With its standard error if it has one; rounding errors are shown as zero."""
-    mean = 0.0 if abs(mean) < 1e-9 else mean
-    digits = f"{mean:.2e}" if 0 < abs(mean) < 1e-3 else f"{mean:.4f}"
-    return f"{digits} ±{se:.0e}" if se > 1e-12 else digits
-
-
-def _aligned(columns: dict[str, list[str]]) -> str:
-    widths = [max(map(len, (head, *cells))) for head, cells in columns.items()]
-    rows = [list(columns), *zip(*columns.values(), strict=True)]
-    return "\n".join(
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
-
-
-def _plain(value):
-    """Dataclasses and named tuples as JSON objects."""
-    if dataclasses.is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, Estimate):
-        return {"mean": _plain(value.mean), "se": _plain(value.se)}
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def predictor(model: nn.Module) -> Callable[[Batch], Tensor]:

@@ -9,6 +9,7 @@ import torch
 
 from bwt import tasks
 from bwt.evaluate import evaluate, read_memory
+from bwt.records.evaluation import Evaluation
 
 HMM = tasks.get("hmm", num_states=3, num_symbols=4, length=6, stickiness=0.6)
 BIJECTION = tasks.get("bijection", num_symbols=5)
@@ -179,7 +180,8 @@ def test_read_memory():
 
 def test_json():
     result = run(noisily, HMM)
-    document = json.loads(result.to_json())
+    document = result.to_json()
+    assert Evaluation.from_json(json.loads(json.dumps(document))) == result
     assert document["task"] == "hmm" and document["options"] == HMM.options()
     assert document["model"]["overall"]["kl"]["mean"] == result.model.overall["kl"].mean
     assert len(document["floors"]["memory-1"]["per_position"]["tvd"]["se"]) == 6
@@ -193,7 +195,7 @@ def test_infinite_kl_is_null_and_no_victory():
         return log_q.log_softmax(-1)
 
     result = run(never_the_first, HMM)
-    assert json.loads(result.to_json())["model"]["overall"]["kl"]["mean"] is None
+    assert result.to_json()["model"]["overall"]["kl"]["mean"] is None
     assert result.model.overall["kl"].mean == math.inf and "NOT better" in result.verdict()
 
 

@@ -26,6 +26,6 @@ def lengths(task: Task, model: nn.Module, sequences: int, *, seed: int, device="
     return {
         "trained": trained,
         "tested": round(STRETCH * trained),
-        **{name: found.model.per_position[name]._asdict() for name in ("kl", "entropy_mae")},
+        **{name: found.model.per_position[name].to_json() for name in ("kl", "entropy_mae")},
         "sequences": sequences,
     }

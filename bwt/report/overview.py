@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from bwt.records.metrics import Progress
 from bwt.report import charts, words
 from bwt.report.cards import Card
 from bwt.report.charts import Series
@@ -10,7 +11,7 @@ from bwt.report.reading import Run
 
 def overview(run: Run) -> list[Card]:
     cards = [_floors(run.evaluation), _kl_by_step(run), _entropy_by_step(run)]
-    rows = [row for row in run.metrics if row.get("evaluation")]
+    rows = [row for row in run.metrics if row.evaluation]
     return [*cards, _learning(run, rows)] if rows else cards
 
 
@@ -64,14 +65,14 @@ def _kl_by_step(run: Run) -> Card:
     return Card("kl", "Distance from exact Bayes", picture, words.by_step(evaluation))
 
 
-def _learning(run: Run, rows: list[dict[str, Any]]) -> Card:
-    steps = [row["step"] for row in rows]
+def _learning(run: Run, rows: list[Progress]) -> Card:
+    steps = [row.step for row in rows]
     series = [
-        Series("KL", steps, [r["evaluation"]["kl"] for r in rows], dots=True),
+        Series("KL", steps, [r.evaluation["kl"] for r in rows], dots=True),
         Series(
             "entropy error",
             steps,
-            [r["evaluation"]["entropy_mae"] for r in rows],
+            [r.evaluation["entropy_mae"] for r in rows],
             color=1,
             dots=True,
         ),
@@ -81,7 +82,7 @@ def _learning(run: Run, rows: list[dict[str, Any]]) -> Card:
     )
     reading = (
         f"Evaluated on fresh sequences at {words.plural(len(rows), 'checkpoint')}; "
-        f"{rows[-1]['seconds']:.0f} s of training on {run.device}."
+        f"{rows[-1].seconds:.0f} s of training on {run.device}."
     )
     return Card("learning", "Learning curve", picture, reading)
 

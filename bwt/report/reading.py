@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bwt.records.metrics import Progress
 from bwt.runs.directory import RunDirectory
 from bwt.runs.files import RunError, read_object
 
@@ -17,7 +18,7 @@ class Run:
     path: Path
     config: dict[str, Any]
     evaluation: dict[str, Any]
-    metrics: list[dict[str, Any]]
+    metrics: list[Progress]
     geometry: dict[str, Any]  # empty if `bwt geometry` was not run
     num_parameters: int
     device: str

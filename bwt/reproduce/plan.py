@@ -1,5 +1,6 @@
 """What is run: the cells of a scale, how learning rates are chosen, what follows on a run."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -126,9 +127,9 @@ def choose(planned: list[Planned], outcomes: list[Outcome]) -> dict[tuple[str, s
     best: dict[tuple[str, str], tuple[float, float]] = {}
     for x, outcome in zip(planned, outcomes, strict=True):
         if outcome.status == "finished":
-            kl = scores(x.cell.path)["kl"]["mean"]
+            kl = scores(x.cell.path)["kl"].mean
             # One that gives no mass to what happens has no KL that is a number.
-            candidate = (float("inf") if kl is None else kl, x.rate)
+            candidate = (kl if math.isfinite(kl) else math.inf, x.rate)
             best[x.task, x.row] = min(best.get((x.task, x.row), candidate), candidate)
     return {key: rate for key, (_, rate) in best.items()}
 

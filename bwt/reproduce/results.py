@@ -102,7 +102,7 @@ def _environment(path: Path) -> dict[str, Any]:
 
 def _seconds(path: Path) -> float | None:
     rows = RunDirectory(path).read_metrics()
-    return rows[-1]["seconds"] if rows else None
+    return rows[-1].seconds if rows else None
 
 
 def parameters(config) -> int:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from bwt.records.metrics import Progress
 from bwt.runs.files import (
     RunError,
     clean,
@@ -115,47 +116,43 @@ class RunDirectory:
     def read_config(self) -> dict[str, Any]:
         return read_object(self.path / "config.json")
 
-    def append_metrics(self, row: dict[str, Any]) -> None:
+    def append_metrics(self, row: Progress) -> None:
         path = self.path / "metrics.jsonl"
         try:
             with open(path, "a") as file:
-                file.write(strict_json(row) + "\n")
+                file.write(strict_json(row.to_json()) + "\n")
         except OSError as error:
             raise OSError(f"{path} cannot be written: {reason_of(error)}") from error
 
-    def read_metrics(self) -> list[dict[str, Any]]:
+    def read_metrics(self) -> list[Progress]:
         """Rows in order; lines that are none, as one cut off by a crash, are left out."""
-        return self._read_metrics()[0]
+        return [row for row in map(_row, self._metrics_lines()) if row is not None]
 
-    def _read_metrics(self) -> tuple[list[dict[str, Any]], int]:
-        """(rows, number of lines left out)"""
+    def _metrics_lines(self) -> list[str]:
         path = self.path / "metrics.jsonl"
         try:
             lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
         except FileNotFoundError:
-            return [], 0
+            return []
         except OSError as error:
             raise RunError(f"{path} cannot be read: {reason_of(error)}") from error
-        lines = [line for line in lines if line]
-        found = [_row(line) for line in lines]
-        rows = [row for row in found if row is not None]
-        return rows, len(lines) - len(rows)
+        return [line for line in lines if line]
 
     def forget_after(self, step: int) -> int:
         """Drops what was written after `step`, so that a resumed run repeats it. Returns how many
         lines of metrics could not be read and went as well."""
-        rows, lost = self._read_metrics()
-        text = "".join(strict_json(row) + "\n" for row in rows if row["step"] <= step)
+        rows = [(line, _row(line)) for line in self._metrics_lines()]
+        readable = [(line, row) for line, row in rows if row is not None]
+        text = "".join(f"{line}\n" for line, row in readable if row.step <= step)
         write_atomically(self.path / "metrics.jsonl", lambda file: file.write_text(text))
         for later in self.steps():
             if later > step:
                 self.weights_path(later).unlink()
-        return lost
+        return len(rows) - len(readable)
 
 
-def _row(line: str) -> dict[str, Any] | None:
+def _row(line: str) -> Progress | None:
     try:
-        row = loads(line)
+        return Progress.from_json(loads(line))
     except (ValueError, RecursionError):
         return None
-    return row if isinstance(row, dict) and type(row.get("step")) is int else None

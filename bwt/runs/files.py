@@ -2,17 +2,19 @@
 
 import contextlib
 import json
-import math
 import os
 import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from safetensors import SafetensorError
 
+from bwt.records.base import Document, RecordError, plain
 from bwt.runs.locks import try_lock
+
+D = TypeVar("D", bound=Document)
 
 TEMPORARY = re.compile(r"\..+\.(json|jsonl|safetensors|svg|html)\.[a-z0-9_]{8}")
 
@@ -72,15 +74,7 @@ def reason_of(error: Exception) -> str:
 
 def strict_json(value: Any, **layout: Any) -> str:
     """A number that is not finite becomes null."""
-    return json.dumps(_finite(value), allow_nan=False, **layout)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return json.dumps(plain(value), allow_nan=False, **layout)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -110,3 +104,28 @@ def read_object(path: Path, default: dict[str, Any] | None = None) -> dict[str, 
     if not isinstance(found, dict):
         raise RunError(f"{path} does not hold a JSON object; remove it, or make it again")
     return found
+
+
+def read_record(path: Path, kind: type[D]) -> D:
+    """
+    Raises:
+        RunError: there is no such file, or it does not fit; the message says what to do.
+    """
+    try:
+        return kind.from_json(read_object(path))
+    except RecordError as error:
+        raise RunError(f"{path}: {error}; {kind.REMEDY.format(run=path.parent)}") from error
+
+
+def read_former(path: Path, kind: type[D]) -> D | None:
+    """What a command adds to. None where there is nothing, or what does not fit: it is made again.
+
+    Raises:
+        RunError: there is something that is no JSON object.
+    """
+    if not path.exists():
+        return None
+    try:
+        return kind.from_json(read_object(path))
+    except RecordError:
+        return None

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from bwt import models, tasks
+from bwt.records.estimates import Estimate
+from bwt.records.evaluation import Evaluations
 from bwt.runs.config import TrainConfig
 from bwt.runs.directory import RunDirectory
-from bwt.runs.files import RunError, read_json
+from bwt.runs.files import RunError, read_record
 from bwt.runs.presets import resolve
 
 # What a run has before its first checkpoint: nothing is lost by starting over.
@@ -70,7 +72,7 @@ class Cell:
 
     def progress(self) -> float:
         rows = RunDirectory(self.path).read_metrics()
-        return rows[-1]["step"] / self.config.steps if rows else 0.0
+        return rows[-1].step / self.config.steps if rows else 0.0
 
     def _check(self) -> None:
         found, wanted = RunDirectory.open(self.path).read_config(), self.config.to_json()
@@ -140,6 +142,7 @@ def make_cell(out: Path, preset: str, task: str, model: str, **fields: Any) -> C
     return Cell(name, tuple(words), config, out / name)
 
 
-def scores(path: Path) -> dict[str, dict[str, float]]:
-    """The metrics of a run's model over all positions, each with mean and standard error."""
-    return read_json(path / "evaluation.json")["model"]["overall"]
+def scores(path: Path) -> dict[str, Estimate]:
+    """The metrics of a run's model over all positions."""
+    own = read_record(path / "evaluation.json", Evaluations).own
+    return {} if own is None else own.model.overall

@@ -163,6 +163,6 @@ def table(outcomes: Sequence[Outcome], metrics: Sequence[str]) -> str:
     lines = [f"{'cell':<{width}}  {'status':<11}" + "".join(f"{m:>14}" for m in metrics)]
     for x in outcomes:
         found = scores(x.cell.path) if x.status == "finished" else {}
-        cells = "".join(f"{found[m]['mean']:>14.5f}" for m in metrics if m in found)
+        cells = "".join(f"{found[m].mean:>14.5f}" for m in metrics if m in found)
         lines.append(f"{x.cell.name:<{width}}  {x.status:<11}{cells or x.error or ''}".rstrip())
     return "\n".join(lines)

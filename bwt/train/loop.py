@@ -2,22 +2,22 @@
 Bayes at chosen steps."""
 
 import dataclasses
-import json
 import math
 import signal
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from bwt import evaluate, tasks
-from bwt.evaluate import Evaluation, NotProbabilities, predictor
+from bwt.evaluate import NotProbabilities, predictor
 from bwt.progress import Progress
+from bwt.records import metrics
+from bwt.records.evaluation import Evaluation, Evaluations
 from bwt.runs import checkpoints
 from bwt.runs.config import TrainConfig
 from bwt.runs.directory import RunDirectory
@@ -192,15 +192,14 @@ class Trainer:
 
     def log(self, exact: float, found: Evaluation | None) -> None:
         loss = self.loss_bits()
-        row: dict[str, Any] = {
-            "step": self.step,
-            "seconds": round(self.seconds, 3),
-            "sequences": self.step * self.config.batch_size * distributed.world_size(),
-            "loss": loss,
-            "excess": loss - exact,
-        }
-        if found is not None:
-            row["evaluation"] = means(found)
+        row = metrics.Progress(
+            step=self.step,
+            seconds=round(self.seconds, 3),
+            sequences=self.step * self.config.batch_size * distributed.world_size(),
+            loss=loss,
+            excess=loss - exact,
+            evaluation=None if found is None else means(found),
+        )
         self.loss_sum.zero_()
         self.loss_count = 0
         self.run.append_metrics(row)
@@ -259,7 +258,7 @@ class Trainer:
             found = found or self.evaluate()  # None: resumed after its last step
         if distributed.agree(self.main and whole and found is not None):
             if self.main:
-                write_json(self.run.path / "evaluation.json", json.loads(found.to_json()))
+                write_json(self.run.path / "evaluation.json", Evaluations(found).to_json())
             return Result(self.run, self.step, found)
         self.note(Divergence(self.step, WILD))
         if self.main:

@@ -218,7 +218,7 @@ def resume_is_exact(device, tmp_path, **changes):
     last = max(whole.steps())
     one, two = (load_file(run.weights_path(last)) for run in (whole, second))
     assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
-    kept = [[(row["step"], row["loss"]) for row in run.read_metrics()] for run in (whole, second)]
+    kept = [[(row.step, row.loss) for row in run.read_metrics()] for run in (whole, second)]
     assert kept[0] == kept[1]
 
 
@@ -250,7 +250,7 @@ def processes_agree(device, count, tmp_path):
 
     with mock.patch.object(train.Trainer, "sample", sample):
         one = train.train(config, tmp_path / "one").run
-    losses = [[row["loss"] for row in run.read_metrics()] for run in (one, many)]
+    losses = [[row.loss for row in run.read_metrics()] for run in (one, many)]
     # Sums in another order; 1e-4 bits is what test_train allows two processes on a CPU.
     np.testing.assert_allclose(*losses, rtol=0, atol=1e-4)
 

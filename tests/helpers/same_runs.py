@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 
 
 def losses(run):
-    return [(row["step"], row["loss"]) for row in run.read_metrics()]
+    return [(row.step, row.loss) for row in run.read_metrics()]
 
 
 def same_files(a, b):

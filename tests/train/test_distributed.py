@@ -60,7 +60,7 @@ def test_two_processes_equal_one_that_draws_from_both_streams(two, tmp_path, mon
     assert [step for step, _ in losses(one)] == [step for step, _ in losses(run)]
     for (_, a), (_, b) in zip(losses(one), losses(run), strict=True):
         assert abs(a - b) < 1e-4
-    assert one.read_metrics()[-1]["sequences"] == run.read_metrics()[-1]["sequences"] == 128
+    assert one.read_metrics()[-1].sequences == run.read_metrics()[-1].sequences == 128
 
 
 def test_two_processes_stop_together_and_resume_without_a_difference(two, tmp_path):

@@ -111,8 +111,8 @@ def test_learns(name, tmp_path):
     rows = result.run.read_metrics()
     uniform = sum(torch.log2(torch.tensor(4 / n)).item() for n in (4, 3, 2)) / 3
     assert loop.means(result.evaluation)["kl"] < 0.2 * uniform
-    assert rows[-1]["evaluation"] == loop.means(result.evaluation)
-    assert abs(rows[-1]["excess"]) < 0.2 < rows[0]["excess"]
+    assert rows[-1].evaluation == loop.means(result.evaluation)
+    assert abs(rows[-1].excess) < 0.2 < rows[0].excess
 
 
 def test_the_averaged_weights_are_the_ones_saved_and_evaluated(tmp_path):

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from bwt import evaluate, train
 from bwt.options import check_sequences
+from bwt.records.evaluation import Evaluation, Evaluations
 from bwt.runs.device import local_device
 from bwt.runs.directory import RunDirectory
-from bwt.runs.files import RunError, read_object, write_json
+from bwt.runs.files import read_former, write_json
 
 
 def add_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
@@ -41,20 +42,14 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.step is None:
         _write(RunDirectory(arguments.path), found)
     if arguments.json:
-        documents = [{"length": k, **json.loads(v.to_json())} for k, v in found.items()]
+        documents = [{"length": k, **v.to_json()} for k, v in found.items()]
         print(json.dumps(documents if arguments.length else documents[0]))
 
 
-def _write(run: RunDirectory, found: dict[int | None, evaluate.Evaluation]) -> None:
-    """evaluation.json: that of the run's own length, with others beside it under "lengths"."""
+def _write(run: RunDirectory, found: dict[int | None, Evaluation]) -> None:
+    """Beside what evaluation.json has of other lengths."""
     path = run.path / "evaluation.json"
-    document = read_object(path, {})
-    lengths = document.get("lengths", {})
-    if not isinstance(lengths, dict):
-        raise RunError(f"{path} does not hold an evaluation; remove it")
-    if None in found:
-        document = json.loads(found[None].to_json())
-    lengths |= {str(k): json.loads(v.to_json()) for k, v in found.items() if k is not None}
-    if lengths:
-        document["lengths"] = lengths
-    write_json(path, document)
+    former = read_former(path, Evaluations) or Evaluations(None)
+    own = found.get(None, former.own)
+    lengths = {str(k): v for k, v in found.items() if k is not None}
+    write_json(path, Evaluations(own, former.lengths | lengths).to_json())

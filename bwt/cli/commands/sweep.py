@@ -11,6 +11,7 @@ from bwt import models, tasks
 from bwt.cli.presets import default_preset, why_preset
 from bwt.cli.workers import Live, add_workers, one_device, say_unless, workers
 from bwt.options import kind_of
+from bwt.records.base import plain
 from bwt.runs.config import TrainConfig
 from bwt.runs.presets import PRESETS
 from bwt.sweep.cells import Cell, grid, make_cell, scores
@@ -104,5 +105,5 @@ def _row(outcome: Outcome) -> dict[str, Any]:
         "command": outcome.cell.command,
         "status": outcome.status,
         "error": outcome.error,
-        "metrics": scores(outcome.cell.path) if finished else None,
+        "metrics": plain(scores(outcome.cell.path)) if finished else None,
     }

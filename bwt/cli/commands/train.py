@@ -112,7 +112,7 @@ def _report(result: train.Result, as_json: bool, say) -> int:
         return 0
     if as_json:
         document = {"run": str(result.run.path), "step": result.step}
-        print(json.dumps({**document, "evaluation": json.loads(result.evaluation.to_json())}))
+        print(json.dumps({**document, "evaluation": result.evaluation.to_json()}))
     say(f"\n{result.evaluation.table()}\n\n{result.evaluation.verdict()}\nrun: {result.run.path}")
     return 0
 

@@ -1,0 +1,30 @@
+"""Numbers with their standard errors."""
+
+from dataclasses import dataclass
+
+from bwt.records.base import Record, check_lengths
+
+
+@dataclass(frozen=True)
+class Estimate(Record):
+    """A mean over sequences."""
+
+    mean: float
+    se: float | None  # None if there are too few sequences to tell
+
+
+@dataclass(frozen=True)
+class Estimates(Record):
+    """One for each position, or for each head."""
+
+    mean: list[float]
+    se: list[float | None]
+
+    def __post_init__(self) -> None:
+        check_lengths(self, "mean", "se")
+
+    def __len__(self) -> int:
+        return len(self.mean)
+
+    def __getitem__(self, index: int) -> Estimate:
+        return Estimate(self.mean[index], self.se[index])

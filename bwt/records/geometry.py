@@ -1,0 +1,350 @@
+"""geometry.json: what the diagnostics of a trained model have found, a record for each of them."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from bwt.records.base import Document, Record, RecordError, check_lengths, check_names
+from bwt.records.estimates import Estimate, Estimates
+
+Matrix = list[list[float]]
+
+
+@dataclass(frozen=True)
+class Skipped(Record):
+    """A diagnostic that cannot be made of this run."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Example(Record):
+    labels: list[str]  # what is shown at each step
+    exact: Matrix  # [step][outcome]
+    model: Matrix
+    targets: list[int]
+
+    def __post_init__(self) -> None:
+        check_lengths(self, "labels", "exact", "model", "targets")
+        check_square(self.exact + self.model)
+
+
+@dataclass(frozen=True)
+class Examples(Record):
+    sequences: list[Example]
+
+
+@dataclass(frozen=True)
+class KeyCosines(Record):
+    """Mean |cos| of the keys of different addresses: for each layer, of its heads."""
+
+    plain: list[Estimates]
+    centred: list[Estimates]  # without the mean key of the sequence
+
+    def __post_init__(self) -> None:
+        check_lengths(self, "plain", "centred")
+
+
+@dataclass(frozen=True)
+class Keys(Record):
+    trained: KeyCosines
+    untrained: KeyCosines
+    gaussian: float  # of independent Gaussian vectors
+    head_size: int
+    addresses: int
+    sequences: int
+
+    def __post_init__(self) -> None:
+        check_filled(self.trained.plain, "layers")
+        if len(self.trained.plain) != len(self.untrained.plain):
+            raise RecordError("has another number of layers trained than untrained")
+
+
+@dataclass(frozen=True)
+class AttentionLayer(Record):
+    entropy: Estimates  # of each head, in bits
+    mass: dict[str, Estimates]  # role -> share of attention, of each head
+    mass_by_step: dict[str, Estimates]  # mean over heads
+    alignment_by_step: dict[str, list[float | None]]  # role -> cosine of query and key
+    maps: list[Matrix]  # [head][step][position], mean over sequences
+    example: list[Matrix]  # of one sequence
+
+    def __post_init__(self) -> None:
+        check_lengths(self, "entropy", "maps", "example")
+        for name in ("mass_by_step", "alignment_by_step"):
+            check_names(getattr(self, name), self.mass, name)
+        for mass in self.mass.values():
+            if len(mass) != len(self.entropy):
+                raise RecordError("has another number of heads for mass than for entropy")
+        for matrix in (*self.maps, *self.example):
+            check_square(matrix)
+
+
+@dataclass(frozen=True)
+class Attention(Record):
+    layers: list[AttentionLayer]
+    # Of attention that looks everywhere alike.
+    uniform_mass: dict[str, float]
+    uniform_entropy: float
+    meaning: dict[str, str]  # of each role, in words
+    sequences: int
+
+    def __post_init__(self) -> None:
+        check_filled(self.layers, "layers")
+        check_names(self.meaning, self.uniform_mass, "the meaning")
+        check_names(self.uniform_mass, ("irrelevant",), "the role")
+        for layer in self.layers:
+            check_names(layer.mass, self.uniform_mass, "the mass")
+
+
+@dataclass(frozen=True)
+class Ordering(Record):
+    """How well a coordinate orders the entropy; None where nothing is left to order."""
+
+    r2: Estimate | None
+    spearman: Estimate | None
+    r2_within: Estimate | None  # with the position held fixed
+    spearman_within: Estimate | None
+
+
+@dataclass(frozen=True)
+class Cloud(Record):
+    share: list[float]  # of the variance, by principal component
+    dimensions: float
+    first: Ordering  # of the first component
+    fitted: Ordering  # of the best linear coordinate
+
+    def __post_init__(self) -> None:
+        check_filled(self.share, "components")
+
+
+@dataclass(frozen=True)
+class Points(Record):
+    """Some states in the plane of the first two components."""
+
+    x: list[float]
+    y: list[float]
+    entropy: list[float]
+    step: list[int]
+
+    def __post_init__(self) -> None:
+        check_lengths(self, "x", "y", "entropy", "step")
+
+
+@dataclass(frozen=True)
+class Manifold(Record):
+    entropy_varies_within_position: bool
+    clouds: dict[str, Cloud]  # by what is captured, from the input to the head
+    points: dict[str, Points]
+    sequences: int
+
+    def __post_init__(self) -> None:
+        check_filled(self.clouds, "clouds")
+        check_names(self.points, self.clouds, "the points")
+
+
+@dataclass(frozen=True)
+class ProbeScores(Record):
+    """Of one target at one stage. None: the target does not vary, or is not a yes or no."""
+
+    r2: Estimate | None
+    untrained_r2: Estimate | None
+    within: Estimate | None = None  # with the position held fixed
+    untrained_within: Estimate | None = None
+    shuffled_within: Estimate | None = None  # with the labels of other sequences
+    accuracy: Estimate | None = None
+    majority: float | None = None  # accuracy of the more frequent answer at each position
+
+
+@dataclass(frozen=True)
+class ProbeTarget(Record):
+    varies_within: bool  # at a fixed position
+    stages: list[ProbeScores]
+
+
+@dataclass(frozen=True)
+class Probes(Record):
+    stages: list[str]
+    targets: dict[str, ProbeTarget]
+    sequences: int
+
+    def __post_init__(self) -> None:
+        check_filled(self.stages, "stages")
+        for name, target in self.targets.items():
+            if len(target.stages) != len(self.stages):
+                raise RecordError(f"has {len(target.stages)} stages of {name}")
+
+
+@dataclass(frozen=True)
+class Clustering(Record):
+    clusters: int  # the number of best silhouette
+    silhouette: float
+    rand: float  # agreement with the likeliest outcome
+    outcomes: int
+    # With as many clusters as outcomes, and of the outcomes themselves as clusters.
+    rand_given_outcomes: float
+    silhouette_of_outcomes: float
+    share: list[float]
+    plane: Matrix  # [point][x, y]
+    outcome: list[int]
+    cluster: list[int]
+
+    def __post_init__(self) -> None:
+        check_lengths(self, "plane", "outcome", "cluster")
+        check_filled(self.plane, "points")
+        if any(len(point) != 2 for point in self.plane):
+            raise RecordError("has points that are not in a plane")
+
+
+@dataclass(frozen=True)
+class Clusters(Record):
+    trained: Clustering
+    untrained: Clustering
+    entropy: list[float]
+    points: int
+    sequences: int
+
+
+@dataclass(frozen=True)
+class Checkpoint(Record):
+    step: int
+    kl: Estimate
+    entropy_mae: Estimate
+    distance: float  # 1 - CKA to the final states
+    spread: float  # of the most certain states
+    pc1: float
+    entropy_r2: float | None = None
+    attention: Estimate | None = None  # Jensen-Shannon divergence to the final maps, in bits
+    attention_layers: list[float] | None = None
+
+
+@dataclass(frozen=True)
+class Settled(Record):
+    """The step from which each stays where it ends."""
+
+    precision: int
+    distance: int
+    spread: int
+    pc1: int
+    entropy_r2: int | None = None
+    attention: int | None = None
+
+
+@dataclass(frozen=True)
+class Dissociation(Record):
+    checkpoints: list[Checkpoint]
+    settled: Settled
+    sequences: int
+    kl_when_attention_settled: float | None = None
+    kl_factor_after: float | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.checkpoints) < 2:
+            raise RecordError("has no checkpoints to compare")
+
+
+@dataclass(frozen=True)
+class Lengths(Record):
+    trained: int
+    tested: int
+    kl: Estimates  # by position
+    entropy_mae: Estimates
+    sequences: int
+
+    def __post_init__(self) -> None:
+        for curve in (self.kl, self.entropy_mae):
+            if not 0 < self.trained < self.tested == len(curve):
+                fault = f"has {len(curve)} positions of {self.tested}, trained {self.trained}"
+                raise RecordError(fault)
+
+
+@dataclass(frozen=True)
+class AblatedPart(Record):
+    layer: int
+    part: str  # "block", the name of a sub-block, or "head"
+    head: int | None
+    mode: str  # "zero" or "mean"
+    kl_added: Estimate  # paired: the same sequences with and without the part
+    entropy_mae_added: Estimate
+    entropy_mae_factor: float
+
+
+@dataclass(frozen=True)
+class RemovalCost(Record):
+    """KL added by removing a subspace; all four are of equal rank."""
+
+    encoded: Estimate
+    readout: Estimate
+    random: Estimate
+    principal: Estimate
+
+
+@dataclass(frozen=True)
+class RemainingR2(Record):
+    encoded: Estimate | None
+    readout: Estimate | None
+
+
+@dataclass(frozen=True)
+class Removal(Record):
+    layer: int
+    target: str
+    rank: int
+    kl_added: RemovalCost
+    r2_left: RemainingR2  # of a new probe
+
+
+@dataclass(frozen=True)
+class Interchange(Record):
+    layer: int
+    own: Estimate  # bits to the posterior of the own sequence
+    other: Estimate  # and to that of the sequence the state comes from
+    plain: Estimate  # without interchange
+    tvd_between: Estimate
+    steps: list[int]
+
+
+@dataclass(frozen=True)
+class Ablation(Record):
+    kl: Estimate  # of the intact model
+    entropy_mae: Estimate
+    parts: list[AblatedPart]  # each by zero, then by mean
+    sequences: int
+    removal: list[Removal]
+    interchange: list[Interchange]
+
+    def __post_init__(self) -> None:
+        check_filled(self.parts, "parts")
+        check_filled(self.interchange, "layers with states interchanged")
+        if [part.mode for part in self.parts] != ["zero", "mean"] * (len(self.parts) // 2):
+            raise RecordError("has parts that were not taken out by zero and by mean")
+
+
+@dataclass(frozen=True)
+class Geometry(Document):
+    """Sections in the order in which they are computed and told; None: not made, or not of this
+    kind of model."""
+
+    step: int  # of the checkpoint
+    seed: int | None = None  # of the sequences
+    examples: Examples | None = None
+    keys: Keys | None = None
+    attention: Attention | None = None
+    manifold: Manifold | None = None
+    probes: Probes | None = None
+    clusters: Clusters | Skipped | None = None
+    dissociation: Dissociation | None = None
+    lengths: Lengths | Skipped | None = None
+    ablation: Ablation | None = None
+
+    SCHEMA: ClassVar[int] = 2
+    REMEDY: ClassVar[str] = "run bwt geometry {run} (and bwt ablate {run}) again"
+
+
+def check_filled(values: list | dict, what: str) -> None:
+    if not values:
+        raise RecordError(f"has no {what}")
+
+
+def check_square(matrix: Matrix) -> None:
+    if not matrix or not matrix[0] or len({len(row) for row in matrix}) > 1:
+        raise RecordError("has rows of a matrix that are not equally long")

@@ -1,0 +1,18 @@
+"""metrics.jsonl: what was seen while training, one line for each step that was chosen."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from bwt.records.base import Document
+
+
+@dataclass(frozen=True)
+class Progress(Document):
+    step: int
+    seconds: float = 0.0  # of training, without evaluations
+    sequences: int = 0  # seen so far
+    loss: float | None = None  # bits, mean since the line before
+    excess: float | None = None  # of the loss over that of exact Bayes
+    evaluation: dict[str, float] | None = None  # means of the model's metrics
+
+    SCHEMA: ClassVar[int] = 1
