@@ -10,9 +10,12 @@ from typing import NamedTuple
 from torch import Tensor, nn
 from torch.nn import functional
 
+from bwt.geometry.bar import Bar
+from bwt.geometry.causal import interchange, removal
 from bwt.geometry.intervene import Edit, edited
 from bwt.geometry.stats import estimate
 from bwt.geometry.subject import Subject, blocks
+from bwt.records.geometry import AblatedPart, Ablation
 
 MODES = ("zero", "mean")
 
@@ -57,7 +60,7 @@ def edit_for(unit: Unit, mode: str, heads: int = 1) -> Edit:
     return {"block": block, "head": head}.get(unit.part, part)
 
 
-def ablate_parts(subject: Subject, tick: Callable[[], None] = lambda: None) -> dict:
+def ablate_parts(subject: Subject, tick: Callable[[], None] = lambda: None) -> list[AblatedPart]:
     """Every block, sub-block and head, by zero and by mean."""
     base_kl, base_error = subject.losses(subject.predict())
     rows = []
@@ -67,21 +70,38 @@ def ablate_parts(subject: Subject, tick: Callable[[], None] = lambda: None) -> d
             with edited(subject.model, unit.path, edit_for(unit, mode, heads)):
                 kl, error = subject.losses(subject.predict())
             rows.append(
-                {
-                    "layer": unit.layer,
-                    "part": unit.part,
-                    "head": unit.head,
-                    "mode": mode,
-                    # Paired: the same sequences with and without the part.
-                    "kl_added": estimate(kl - base_kl),
-                    "entropy_mae_added": estimate(error - base_error),
-                    "entropy_mae_factor": (error.mean() / base_error.mean()).item(),
-                }
+                AblatedPart(
+                    layer=unit.layer,
+                    part=unit.part,
+                    head=unit.head,
+                    mode=mode,
+                    kl_added=estimate(kl - base_kl),
+                    entropy_mae_added=estimate(error - base_error),
+                    entropy_mae_factor=(error.mean() / base_error.mean()).item(),
+                )
             )
             tick()
-    return {
-        "kl": estimate(base_kl),
-        "entropy_mae": estimate(base_error),
-        "parts": rows,
-        "sequences": len(subject.batch.tokens),
-    }
+    return rows
+
+
+def ablation(subject: Subject, bar: Bar) -> Ablation:
+    """All that changes the model: parts taken out, subspaces removed, states interchanged."""
+    kl, entropy_mae = subject.losses(subject.predict())
+    bar.show("taking parts out")
+    parts = ablate_parts(subject, bar.tick)
+    bar.show("removing subspaces")
+    removed = removal(subject, bar.tick)
+    bar.show("interchanging states")
+    return Ablation(
+        kl=estimate(kl),
+        entropy_mae=estimate(entropy_mae),
+        parts=parts,
+        sequences=len(subject.batch.tokens),
+        removal=removed,
+        interchange=interchange(subject, bar.tick),
+    )
+
+
+def work(subject: Subject) -> int:
+    """How often that ticks."""
+    return len(MODES) * len(list(units(subject.model))) + 2 * len(blocks(subject.model))

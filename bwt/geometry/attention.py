@@ -3,11 +3,12 @@
 import torch
 from torch import Tensor
 
-from bwt.geometry.stats import estimate
+from bwt.geometry.stats import estimates
 from bwt.geometry.subject import Subject
+from bwt.records.geometry import Attention, AttentionLayer
 
 
-def attention(subject: Subject) -> dict:
+def attention(subject: Subject) -> Attention:
     trace = subject.look(
         "blocks.*.attn.weights", "blocks.*.attn.entropy", "blocks.*.attn.q", "blocks.*.attn.k"
     )
@@ -24,28 +25,28 @@ def attention(subject: Subject) -> dict:
     uniform = {
         name: (mask.sum(-1) / visible).mean(-1).mean().item() for name, mask in masks.items()
     }
-    return {
-        "layers": layers,
-        "uniform_mass": uniform,  # of attention that looks everywhere alike
-        "uniform_entropy": visible.log2().mean().item(),
-        "meaning": subject.task.meanings,
-        "sequences": len(subject.batch.tokens),
-    }
+    return Attention(
+        layers=layers,
+        uniform_mass=uniform,
+        uniform_entropy=visible.log2().mean().item(),
+        meaning=subject.task.meanings,
+        sequences=len(subject.batch.tokens),
+    )
 
 
-def _layer(captured: dict[str, Tensor], masks: dict[str, Tensor]) -> dict:
+def _layer(captured: dict[str, Tensor], masks: dict[str, Tensor]) -> AttentionLayer:
     weights = captured["weights"]  # [B, H, P, T]
     mass = {name: mass_on(weights, mask) for name, mask in masks.items()}  # [B, H, P]
     cosine = _cosines(captured["q"], captured["k"])
-    return {
+    return AttentionLayer(
         # Entropy of each head first, then the mean: the entropy of a mean map would be larger.
-        "entropy": estimate(captured["entropy"].mean(-1)),  # per head
-        "mass": {name: estimate(m.mean(-1)) for name, m in mass.items()},  # per head
-        "mass_by_step": {name: estimate(m.mean(1)) for name, m in mass.items()},  # over heads
-        "alignment_by_step": {name: _mean_where(cosine, mask) for name, mask in masks.items()},
-        "maps": _rounded(weights.mean(0)),  # [H, P, T]
-        "example": _rounded(weights[0]),
-    }
+        entropy=estimates(captured["entropy"].mean(-1)),
+        mass={name: estimates(m.mean(-1)) for name, m in mass.items()},
+        mass_by_step={name: estimates(m.mean(1)) for name, m in mass.items()},
+        alignment_by_step={name: _mean_where(cosine, mask) for name, mask in masks.items()},
+        maps=_rounded(weights.mean(0)),  # [H, P, T]
+        example=_rounded(weights[0]),
+    )
 
 
 def _rounded(maps: Tensor) -> list:

@@ -20,16 +20,17 @@ from torch import Tensor, nn
 
 from bwt.evaluate import METRICS, measure
 from bwt.geometry.intervene import Edit, edited
-from bwt.geometry.probes import fit, targets
-from bwt.geometry.stats import estimate, pca, varies_within
+from bwt.geometry.probes import differs_within, fit, targets
+from bwt.geometry.stats import estimate, pca
 from bwt.geometry.subject import Subject, blocks
+from bwt.records.geometry import Interchange, RemainingR2, Removal, RemovalCost
 
 DRAWS = 4  # random subspaces
 STEPS = 4  # at which states are interchanged
 KL, TVD = METRICS.index("kl"), METRICS.index("tvd")
 
 
-def removal(subject: Subject, tick: Callable[[], None] = lambda: None) -> list[dict]:
+def removal(subject: Subject, tick: Callable[[], None] = lambda: None) -> list[Removal]:
     """For each block's output. Subspaces are found on the first half of the sequences, and the
     effect is measured on the other half."""
     half = len(subject.batch.tokens) // 2
@@ -42,7 +43,7 @@ def removal(subject: Subject, tick: Callable[[], None] = lambda: None) -> list[d
         states = subject.look(path)[path].double()
         for target, y in targets(subject).items():
             # The mean at each position, unless the target is a function of the position.
-            within = y.shape[-1] > 1 or varies_within(y[..., 0])
+            within = differs_within(y)
             mean = states[:half].mean(0) if within else states[:half].mean((0, 1))
             bases = _bases(states, y, within, generator)
             added = {}
@@ -57,9 +58,7 @@ def removal(subject: Subject, tick: Callable[[], None] = lambda: None) -> list[d
                 for kind in ("encoded", "readout")
             }
             rank = bases["encoded"][0].shape[1]
-            rows.append(
-                {"layer": i, "target": target, "rank": rank, "kl_added": added, "r2_left": left}
-            )
+            rows.append(Removal(i, target, rank, RemovalCost(**added), RemainingR2(**left)))
         tick()
     return rows
 
@@ -108,7 +107,7 @@ def remove(basis: Tensor, positions: Tensor, mean: Tensor) -> Edit:
     return edit
 
 
-def interchange(subject: Subject, tick: Callable[[], None] = lambda: None) -> list[dict]:
+def interchange(subject: Subject, tick: Callable[[], None] = lambda: None) -> list[Interchange]:
     """For each block's output: bits between the prediction and the posterior of the own sequence
     (`own`), and of the sequence the state comes from (`other`); `plain` without interchange."""
     count = subject.exact.shape[1]
@@ -129,14 +128,14 @@ def interchange(subject: Subject, tick: Callable[[], None] = lambda: None) -> li
             own_kl.append(measure(log_q, subject.exact[pick], goal)[KL])
             other_kl.append(measure(log_q, other[pick], goal)[KL])
         rows.append(
-            {
-                "layer": i,
-                "own": estimate(torch.cat(own_kl, 1).mean(1)),
-                "other": estimate(torch.cat(other_kl, 1).mean(1)),
-                "plain": estimate(plain.mean(1)),
-                "tvd_between": estimate(distance.mean(1)),
-                "steps": [step + 1 for step in steps],
-            }
+            Interchange(
+                layer=i,
+                own=estimate(torch.cat(own_kl, 1).mean(1)),
+                other=estimate(torch.cat(other_kl, 1).mean(1)),
+                plain=estimate(plain.mean(1)),
+                tvd_between=estimate(distance.mean(1)),
+                steps=[step + 1 for step in steps],
+            )
         )
         tick()
     return rows

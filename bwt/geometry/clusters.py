@@ -10,32 +10,39 @@ from torch import Tensor
 
 from bwt.geometry import stats
 from bwt.geometry.subject import Subject
+from bwt.records.geometry import Clustering, Clusters, Skipped
 
 COMPONENTS = 10
 POINTS = 1200
 CERTAIN = 1e-4  # by which the likeliest outcome must lead
 
 
-def clusters(subject: Subject, untrained: Subject) -> dict:
+def clusters(subject: Subject, untrained: Subject) -> Clusters | Skipped:
     top = subject.exact.topk(min(2, subject.exact.shape[-1]), -1).values
     unique = (top[..., 0] - top[..., -1] > CERTAIN).flatten()
     labels = subject.exact.argmax(-1).flatten()
     if unique.float().mean() < 0.5:
-        return {"reason": "most posteriors have no single likeliest outcome: they are ties"}
+        return Skipped("most posteriors have no single likeliest outcome: they are ties")
     generator = torch.Generator().manual_seed(0)
     rows = unique.nonzero()[:, 0].cpu()
     rows = rows[torch.randperm(len(rows), generator=generator)[:POINTS]].to(labels.device)
-    found = {}
-    for name, each in (("trained", subject), ("untrained", untrained)):
-        states = each.look("head.norm")["head.norm"].flatten(0, 1).double()
-        found[name] = _describe(states[rows], labels[rows])
-    found["entropy"] = subject.entropy.flatten()[rows].tolist()
-    return found | {"points": len(rows), "sequences": len(subject.batch.tokens)}
+
+    def clustering(which: Subject) -> Clustering:
+        states = which.look("head.norm")["head.norm"].flatten(0, 1).double()
+        return _describe(states[rows], labels[rows])
+
+    return Clusters(
+        trained=clustering(subject),
+        untrained=clustering(untrained),
+        entropy=subject.entropy.flatten()[rows].tolist(),
+        points=len(rows),
+        sequences=len(subject.batch.tokens),
+    )
 
 
-def _describe(states: Tensor, labels: Tensor) -> dict:
-    found = stats.pca(states)
-    low = found(states, min(COMPONENTS, states.shape[-1]))
+def _describe(states: Tensor, labels: Tensor) -> Clustering:
+    pca = stats.pca(states)
+    low = pca(states, min(COMPONENTS, states.shape[-1]))
     outcomes = len(labels.unique())
     best = None
     for k in range(2, min(24, max(8, outcomes + 2)) + 1):
@@ -45,19 +52,18 @@ def _describe(states: Tensor, labels: Tensor) -> dict:
             best = (quality, k, groups)
     quality, k, groups = best
     given = k_means(low, max(2, outcomes))
-    return {
-        "clusters": k,
-        "silhouette": quality,
-        "rand": adjusted_rand(groups, labels),
-        "outcomes": outcomes,
-        # With as many clusters as outcomes, and of the outcomes themselves as clusters.
-        "rand_given_outcomes": adjusted_rand(given, labels),
-        "silhouette_of_outcomes": silhouette(low, labels),
-        "share": found.share[:COMPONENTS].tolist(),
-        "plane": found(states, 2).tolist(),
-        "outcome": labels.tolist(),
-        "cluster": groups.tolist(),
-    }
+    return Clustering(
+        clusters=k,
+        silhouette=quality,
+        rand=adjusted_rand(groups, labels),
+        outcomes=outcomes,
+        rand_given_outcomes=adjusted_rand(given, labels),
+        silhouette_of_outcomes=silhouette(low, labels),
+        share=pca.share[:COMPONENTS].tolist(),
+        plane=pca(states, 2).tolist(),
+        outcome=labels.tolist(),
+        cluster=groups.tolist(),
+    )
 
 
 def k_means(x: Tensor, k: int, *, restarts: int = 4, rounds: int = 50) -> Tensor:

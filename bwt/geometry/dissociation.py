@@ -13,6 +13,7 @@ predictions are from exact Bayes, and how the states of the last layer spread ou
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -20,21 +21,22 @@ from torch import Tensor, nn
 from bwt.geometry import stats
 from bwt.geometry.probes import fit
 from bwt.geometry.subject import Subject, blocks, has_attention, stages
+from bwt.records.geometry import Checkpoint, Dissociation, Settled
 
 SETTLED = 0.1  # of the way that is left
 
 
 def dissociation(
     subject: Subject, steps: list[int], load: Callable[[int], nn.Module], tick: Callable[[], None]
-) -> dict:
+) -> Dissociation:
     """load: gives the model as it was at a step; the last of the steps is the final one."""
     final = _Snapshot(subject.of(load(steps[-1])))
     rows = []
     for step in steps:
         snapshot = _Snapshot(subject.of(load(step)))
-        rows.append({"step": step, **_compare(snapshot, final, subject)})
+        rows.append(_compare(step, snapshot, final, subject))
         tick()
-    return {"checkpoints": rows, **summary(rows), "sequences": len(subject.batch.tokens)}
+    return _summary(rows, len(subject.batch.tokens))
 
 
 class _Snapshot:
@@ -49,22 +51,26 @@ class _Snapshot:
         self.kl, self.entropy_mae = subject.losses(subject.predict())
 
 
-def _compare(now: _Snapshot, final: _Snapshot, subject: Subject) -> dict:
-    found = {
-        "kl": stats.estimate(now.kl),
-        "entropy_mae": stats.estimate(now.entropy_mae),
-        "distance": 1 - stats.cka(now.states, final.states),
-        "spread": spread(now.states, subject.entropy),
-        "pc1": stats.pca(now.states).share[0].item(),
-    }
+def _compare(step: int, now: _Snapshot, final: _Snapshot, subject: Subject) -> Checkpoint:
+    found = Checkpoint(
+        step=step,
+        kl=stats.estimate(now.kl),
+        entropy_mae=stats.estimate(now.entropy_mae),
+        distance=1 - stats.cka(now.states, final.states),
+        spread=spread(now.states, subject.entropy),
+        pc1=stats.pca(now.states).share[0].item(),
+    )
     if subject.entropy.std() > 1e-6:
-        entropy = fit(now.states, subject.entropy[..., None], within=False)
-        found["entropy_r2"] = entropy.r2()["mean"]
+        r2 = fit(now.states, subject.entropy[..., None], within=False).r2()
+        found = replace(found, entropy_r2=r2 and r2.mean)
     if now.maps:
         pairs = zip(now.maps, final.maps, strict=True)
         layers = [stats.jensen_shannon(a, b).mean((1, 2)) for a, b in pairs]  # [B] each
-        found["attention"] = stats.estimate(torch.stack(layers).mean(0))
-        found["attention_layers"] = [layer.mean().item() for layer in layers]
+        found = replace(
+            found,
+            attention=stats.estimate(torch.stack(layers).mean(0)),
+            attention_layers=[layer.mean().item() for layer in layers],
+        )
     return found
 
 
@@ -88,19 +94,27 @@ def settles(steps: list[int], values: list[float]) -> int:
     return step
 
 
-def summary(rows: list[dict]) -> dict:
+def _summary(rows: list[Checkpoint], sequences: int) -> Dissociation:
     """When each settles; precision on a log scale, where it is gained. And what was still gained
     after attention had settled."""
-    steps = [row["step"] for row in rows]
-    kl = [row["kl"]["mean"] for row in rows]
-    settled = {"precision": settles(steps, [math.log(max(x, 1e-12)) for x in kl])}
-    for name in ("distance", "spread", "pc1", "entropy_r2"):
-        if name in rows[-1]:
-            settled[name] = settles(steps, [row[name] for row in rows])
-    found: dict = {"settled": settled}
-    if "attention" in rows[-1]:
-        settled["attention"] = settles(steps, [row["attention"]["mean"] for row in rows])
-        at = steps.index(settled["attention"])
-        found["kl_when_attention_settled"] = kl[at]
-        found["kl_factor_after"] = kl[at] / max(kl[-1], 1e-12)
-    return found
+    steps = [row.step for row in rows]
+    kl = [row.kl.mean for row in rows]
+    settled = Settled(
+        precision=settles(steps, [math.log(max(x, 1e-12)) for x in kl]),
+        distance=settles(steps, [row.distance for row in rows]),
+        spread=settles(steps, [row.spread for row in rows]),
+        pc1=settles(steps, [row.pc1 for row in rows]),
+    )
+    if all(row.entropy_r2 is not None for row in rows):
+        settled = replace(settled, entropy_r2=settles(steps, [row.entropy_r2 for row in rows]))
+    if rows[-1].attention is None:
+        return Dissociation(rows, settled, sequences)
+    settled = replace(settled, attention=settles(steps, [row.attention.mean for row in rows]))
+    then = kl[steps.index(settled.attention)]
+    return Dissociation(
+        rows,
+        settled,
+        sequences,
+        kl_when_attention_settled=then,
+        kl_factor_after=then / max(kl[-1], 1e-12),
+    )

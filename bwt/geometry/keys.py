@@ -10,32 +10,33 @@ import math
 import torch
 from torch import Tensor
 
-from bwt.geometry.stats import estimate
+from bwt.geometry.stats import estimates
 from bwt.geometry.subject import Subject
+from bwt.records.geometry import KeyCosines, Keys
 
 
-def keys(subject: Subject, untrained: Subject) -> dict:
+def keys(subject: Subject, untrained: Subject) -> Keys:
     """Per layer and head, beside the same model with random weights."""
-    found = {"trained": _of(subject), "untrained": _of(untrained)}
     size = subject.model.blocks[0].attn.qkv.in_features // subject.model.blocks[0].attn.heads
-    return {
-        **found,
-        "gaussian": gaussian_cosine(size),
-        "head_size": size,
-        "addresses": len(subject.task.addresses),
-        "sequences": len(subject.batch.tokens),
-    }
+    return Keys(
+        trained=_cosines(subject),
+        untrained=_cosines(untrained),
+        gaussian=gaussian_cosine(size),
+        head_size=size,
+        addresses=len(subject.task.addresses),
+        sequences=len(subject.batch.tokens),
+    )
 
 
-def _of(subject: Subject) -> dict:
+def _cosines(subject: Subject) -> KeyCosines:
     trace = subject.look("blocks.*.attn.k")
     at = subject.task.addresses.to(subject.positions.device)
     apart = subject.task.different_addresses(subject.batch)
     layers = [trace[f"blocks.{i}.attn.k"][:, :, at] for i in range(len(trace))]
-    return {
-        "plain": [estimate(mean_cosine(k, apart)) for k in layers],
-        "centred": [estimate(mean_cosine(k - k.mean(2, keepdim=True), apart)) for k in layers],
-    }
+    return KeyCosines(
+        plain=[estimates(mean_cosine(k, apart)) for k in layers],
+        centred=[estimates(mean_cosine(k - k.mean(2, keepdim=True), apart)) for k in layers],
+    )
 
 
 def mean_cosine(k: Tensor, apart: Tensor) -> Tensor:

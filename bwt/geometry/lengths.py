@@ -3,17 +3,20 @@
 from torch import nn
 
 from bwt.evaluate import evaluate, predictor
+from bwt.records.geometry import Lengths, Skipped
 from bwt.tasks import Task
 
 STRETCH = 2.5  # the paper: trained on 20, tested on 50
 
 
-def lengths(task: Task, model: nn.Module, sequences: int, *, seed: int, device="cpu") -> dict:
+def lengths(
+    task: Task, model: nn.Module, sequences: int, *, seed: int, device="cpu"
+) -> Lengths | Skipped:
     """KL and entropy error by position on longer sequences, or the reason why there are none."""
     trained = getattr(task, task.length_option)
     try:
         longer = task.with_length(round(STRETCH * trained))
-        found = evaluate(
+        evaluation = evaluate(
             predictor(model),
             longer,
             num_sequences=sequences,
@@ -22,10 +25,12 @@ def lengths(task: Task, model: nn.Module, sequences: int, *, seed: int, device="
             device=device,
         )
     except ValueError as error:  # the task has no longer sequences, or the model reads none
-        return {"trained": trained, "reason": str(error)}
-    return {
-        "trained": trained,
-        "tested": round(STRETCH * trained),
-        **{name: found.model.per_position[name].to_json() for name in ("kl", "entropy_mae")},
-        "sequences": sequences,
-    }
+        return Skipped(str(error))
+    curves = evaluation.model.per_position
+    return Lengths(
+        trained=trained,
+        tested=round(STRETCH * trained),
+        kl=curves["kl"],
+        entropy_mae=curves["entropy_mae"],
+        sequences=sequences,
+    )

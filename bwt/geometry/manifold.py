@@ -5,27 +5,30 @@ determines the entropy (a bijection whose keys do not repeat). So every correlat
 plain, and with the position held fixed (null where it is not defined).
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from bwt.geometry import stats
 from bwt.geometry.probes import fit
 from bwt.geometry.subject import Subject, blocks, has_attention
+from bwt.records.geometry import Cloud, Manifold, Ordering, Points
 
 COMPONENTS = 10  # whose variance is listed
 POINTS = 600  # kept for the figure
 
 
-def manifold(subject: Subject) -> dict:
+def manifold(subject: Subject) -> Manifold:
     names = _clouds(subject)
     trace = subject.look(*names.values())
     clouds = {label: trace[name] for label, name in names.items()}
-    return {
-        "entropy_varies_within_position": stats.varies_within(subject.entropy),
-        "clouds": {label: _cloud(x, subject.entropy) for label, x in clouds.items()},
-        "points": {label: _points(x, subject.entropy) for label, x in clouds.items()},
-        "sequences": len(subject.batch.tokens),
-    }
+    return Manifold(
+        entropy_varies_within_position=stats.varies_within(subject.entropy),
+        clouds={label: _cloud(x, subject.entropy) for label, x in clouds.items()},
+        points={label: _points(x, subject.entropy) for label, x in clouds.items()},
+        sequences=len(subject.batch.tokens),
+    )
 
 
 def _clouds(subject: Subject) -> dict[str, str]:
@@ -38,18 +41,18 @@ def _clouds(subject: Subject) -> dict[str, str]:
     return names or {"hidden": "hidden"}
 
 
-def _cloud(x: Tensor, entropy: Tensor) -> dict:
-    found = stats.pca(x)
-    first = found(x, 1)[..., 0]
-    return {
-        "share": found.share[:COMPONENTS].tolist(),
-        "dimensions": stats.participation(found.share),
-        "first": ordering(first, entropy),
-        "fitted": _fitted(x, entropy),
-    }
+def _cloud(x: Tensor, entropy: Tensor) -> Cloud:
+    pca = stats.pca(x)
+    first = pca(x, 1)[..., 0]
+    return Cloud(
+        share=pca.share[:COMPONENTS].tolist(),
+        dimensions=stats.participation(pca.share),
+        first=ordering(first, entropy),
+        fitted=_fitted(x, entropy),
+    )
 
 
-def ordering(coordinate: Tensor, entropy: Tensor) -> dict:
+def ordering(coordinate: Tensor, entropy: Tensor) -> Ordering:
     """How well one coordinate [B, P] orders the entropy."""
 
     def squared(correlation):
@@ -67,38 +70,40 @@ def ordering(coordinate: Tensor, entropy: Tensor) -> dict:
         return statistic
 
     pairs = (coordinate, entropy)
-    return {
-        "r2": stats.jackknife(squared(stats.pearson), *pairs),
-        "spearman": stats.jackknife(absolute(stats.spearman), *pairs),
-        "r2_within": stats.jackknife(squared(stats.pearson_within), *pairs),
-        "spearman_within": stats.jackknife(absolute(stats.spearman_within), *pairs),
-    }
+    return Ordering(
+        r2=stats.jackknife(squared(stats.pearson), *pairs),
+        spearman=stats.jackknife(absolute(stats.spearman), *pairs),
+        r2_within=stats.jackknife(squared(stats.pearson_within), *pairs),
+        spearman_within=stats.jackknife(absolute(stats.spearman_within), *pairs),
+    )
 
 
-def _fitted(x: Tensor, entropy: Tensor) -> dict:
+def _fitted(x: Tensor, entropy: Tensor) -> Ordering:
     """The same of the best linear coordinate, found on half of the sequences; for the numbers
     within position, one that is found within position."""
     half = len(x) // 2
-    plain = fit(x, entropy[..., None], within=False).prediction[..., 0]
-    found = ordering(plain, entropy[half:])
-    if stats.varies_within(entropy):
-        within = ordering(
-            fit(x, entropy[..., None], within=True).prediction[..., 0], entropy[half:]
-        )
-        found |= {key: within[key] for key in ("r2_within", "spearman_within")}
-    return found
+
+    def ordered(*, within: bool) -> Ordering:
+        coordinate = fit(x, entropy[..., None], within=within).prediction[..., 0]
+        return ordering(coordinate, entropy[half:])
+
+    plain = ordered(within=False)
+    if not stats.varies_within(entropy):
+        return plain
+    held = ordered(within=True)
+    return replace(plain, r2_within=held.r2_within, spearman_within=held.spearman_within)
 
 
-def _points(x: Tensor, entropy: Tensor) -> dict:
+def _points(x: Tensor, entropy: Tensor) -> Points:
     """The first two components of some states, taken at random: a few whole sequences would look
     like clusters."""
     plane = stats.pca(x)(x, 2).flatten(0, 1)
     chosen = torch.randperm(len(plane), generator=torch.Generator().manual_seed(0))[:POINTS]
     steps = torch.arange(1, x.shape[1] + 1).repeat(len(x))[chosen]
     chosen = chosen.to(x.device)
-    return {
-        "x": plane[chosen, 0].tolist(),
-        "y": plane[chosen, 1].tolist(),
-        "entropy": entropy.flatten()[chosen].tolist(),
-        "step": steps.tolist(),
-    }
+    return Points(
+        x=plane[chosen, 0].tolist(),
+        y=plane[chosen, 1].tolist(),
+        entropy=entropy.flatten()[chosen].tolist(),
+        step=steps.tolist(),
+    )

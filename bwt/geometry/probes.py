@@ -6,6 +6,7 @@ against one who knows the position (`within`). Two controls: labels of other seq
 position (`shuffled`, within position), and the same model with random weights.
 """
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -13,6 +14,8 @@ from torch import Tensor
 
 from bwt.geometry.stats import estimate, ratio, varies_within
 from bwt.geometry.subject import Subject, stages
+from bwt.records.estimates import Estimate
+from bwt.records.geometry import Probes, ProbeScores, ProbeTarget
 
 RIDGE = 1e-4  # of the mean variance of a coordinate
 ROUNDING = 1e-7  # of the size of the states: what is smaller in float32 is not information
@@ -24,12 +27,12 @@ class Probe(NamedTuple):
     target: Tensor  # [B - half, P, K]
     mean: Tensor  # of the targets, [K] or [P, K]
 
-    def r2(self) -> dict | None:
+    def r2(self) -> Estimate | None:
         """None if the target does not vary."""
         total = self.target.square().sum((1, 2))
         error = (self.target - self.prediction).square().sum((1, 2))
-        found = ratio(error, total)
-        return found and {"mean": 1 - found["mean"], "se": found["se"]}
+        unexplained = ratio(error, total)
+        return unexplained and Estimate(1 - unexplained.mean, unexplained.se)
 
 
 def fit(x: Tensor, y: Tensor, *, within: bool, order: Tensor | None = None) -> Probe:
@@ -64,41 +67,47 @@ def targets(subject: Subject) -> dict[str, Tensor]:
     return {name: y for name, y in found.items() if (y - y.mean((0, 1))).abs().max() > 1e-6}
 
 
-def probes(subject: Subject, untrained: Subject) -> dict:
+def probes(subject: Subject, untrained: Subject) -> Probes:
     generator = torch.Generator().manual_seed(0)
     half = len(subject.batch.tokens) // 2
     order = torch.randperm(half, generator=generator).to(subject.positions.device)
     names = stages(subject.model)
     wanted = targets(subject)
     states, control = (s.look(*names) for s in (subject, untrained))
-    return {
-        "stages": names,
-        "targets": {
-            target: {
-                "varies_within": varies_within(y.flatten(2)[..., 0]) if y.shape[-1] == 1 else True,
-                "stages": [_scores(states[n], control[n], y, order) for n in names],
-            }
+    return Probes(
+        stages=names,
+        targets={
+            target: ProbeTarget(
+                varies_within=differs_within(y),
+                stages=[_scores(states[n], control[n], y, order) for n in names],
+            )
             for target, y in wanted.items()
         },
-        "sequences": len(subject.batch.tokens),
-    }
+        sequences=len(subject.batch.tokens),
+    )
 
 
-def _scores(x: Tensor, untrained: Tensor, y: Tensor, order: Tensor) -> dict:
+def differs_within(y: Tensor) -> bool:
+    """Whether a target [B, P, K] is more than a function of the position."""
+    return y.shape[-1] > 1 or varies_within(y[..., 0])
+
+
+def _scores(x: Tensor, untrained: Tensor, y: Tensor, order: Tensor) -> ProbeScores:
     plain = fit(x, y, within=False)
-    scores = {"r2": plain.r2(), "untrained_r2": fit(untrained, y, within=False).r2()}
-    if y.shape[-1] > 1 or varies_within(y[..., 0]):
-        scores |= {
-            "within": fit(x, y, within=True).r2(),
-            "untrained_within": fit(untrained, y, within=True).r2(),
-            "shuffled_within": fit(x, y, within=True, order=order).r2(),
-        }
+    scores = ProbeScores(plain.r2(), fit(untrained, y, within=False).r2())
+    if differs_within(y):
+        scores = replace(
+            scores,
+            within=fit(x, y, within=True).r2(),
+            untrained_within=fit(untrained, y, within=True).r2(),
+            shuffled_within=fit(x, y, within=True, order=order).r2(),
+        )
     if bool(((y == 0) | (y == 1)).all()):
-        scores |= {"accuracy": accuracy(plain), "majority": majority(y)}
+        scores = replace(scores, accuracy=accuracy(plain), majority=majority(y))
     return scores
 
 
-def accuracy(probe: Probe) -> dict:
+def accuracy(probe: Probe) -> Estimate:
     """Share of yes-no targets that the probe gets right."""
     right = (probe.prediction + probe.mean > 0.5) == (probe.target + probe.mean > 0.5)
     return estimate(right.double().mean((1, 2)))

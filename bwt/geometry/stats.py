@@ -2,36 +2,45 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from bwt.records.estimates import Estimate, Estimates
 
 GROUPS = 16  # of the jackknife
 # Below this share of its variance, a quantity does not vary at fixed position: it is rounding.
 NEGLIGIBLE = 1e-8
 
 
-def estimate(values: Tensor) -> dict[str, Any]:
-    """Mean and standard error over independent sequences [B, ...]."""
+def estimate(values: Tensor) -> Estimate:
+    """Mean and standard error over independent sequences [B]."""
+    return Estimate(*_mean_and_error(values))
+
+
+def estimates(values: Tensor) -> Estimates:
+    """The same of values [B, n], for each of the n."""
+    return Estimates(*_mean_and_error(values))
+
+
+def _mean_and_error(values: Tensor) -> tuple:
     values = values.double()
     se = values.std(0) / math.sqrt(len(values))
-    return {"mean": values.mean(0).tolist(), "se": se.tolist()}
+    return values.mean(0).tolist(), se.tolist()
 
 
-def ratio(parts: Tensor, wholes: Tensor) -> dict[str, float] | None:
+def ratio(parts: Tensor, wholes: Tensor) -> Estimate | None:
     """sum(parts) / sum(wholes) over sequences [B]; its error to first order."""
     total = wholes.sum()
     if total <= 0:
         return None
     value = parts.sum() / total
     spread = (parts - value * wholes).std() * math.sqrt(len(parts))
-    return {"mean": value.item(), "se": (spread / total).item()}
+    return Estimate(value.item(), (spread / total).item())
 
 
-def jackknife(
-    statistic: Callable[..., float | None], *tensors: Tensor
-) -> dict[str, float | None] | None:
+def jackknife(statistic: Callable[..., float | None], *tensors: Tensor) -> Estimate | None:
     """A statistic of tensors [B, ...] and its standard error, from leaving out groups of
     sequences. None where the statistic is."""
     value = statistic(*tensors)
@@ -39,12 +48,12 @@ def jackknife(
         return None
     count = len(tensors[0])
     group = torch.arange(count, device=tensors[0].device) % min(GROUPS, count)
-    found = [statistic(*(x[group != g] for x in tensors)) for g in range(min(GROUPS, count))]
-    if len(found) < 2 or None in found:
-        return {"mean": value, "se": None}
-    left_out = torch.tensor(found, dtype=torch.float64)
-    variance = (left_out - left_out.mean()).square().sum() * (len(found) - 1) / len(found)
-    return {"mean": value, "se": variance.sqrt().item()}
+    without = [statistic(*(x[group != g] for x in tensors)) for g in range(min(GROUPS, count))]
+    if len(without) < 2 or None in without:
+        return Estimate(value, None)
+    left_out = torch.tensor(without, dtype=torch.float64)
+    variance = (left_out - left_out.mean()).square().sum() * (len(without) - 1) / len(without)
+    return Estimate(value, variance.sqrt().item())
 
 
 def pearson(x: Tensor, y: Tensor) -> float | None:

@@ -215,7 +215,7 @@ def check_names(given: typing.Iterable[str], wanted: typing.Iterable[str], what:
     """
     missing = [name for name in wanted if name not in set(given)]
     if missing:
-        raise RecordError(f"lacks {what} of {missing[0]!r}")
+        raise RecordError(f"lacks {what} {missing[0]!r}")
 
 
 def _short(value: Any) -> str:

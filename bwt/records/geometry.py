@@ -1,7 +1,7 @@
 """geometry.json: what the diagnostics of a trained model have found, a record for each of them."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from bwt.records.base import Document, Record, RecordError, check_lengths, check_names
 from bwt.records.estimates import Estimate, Estimates
@@ -25,7 +25,7 @@ class Example(Record):
 
     def __post_init__(self) -> None:
         check_lengths(self, "labels", "exact", "model", "targets")
-        check_square(self.exact + self.model)
+        check_matrix(self.exact + self.model)
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,12 @@ class AttentionLayer(Record):
     def __post_init__(self) -> None:
         check_lengths(self, "entropy", "maps", "example")
         for name in ("mass_by_step", "alignment_by_step"):
-            check_names(getattr(self, name), self.mass, name)
+            check_names(getattr(self, name), self.mass, f"{name} of")
         for mass in self.mass.values():
             if len(mass) != len(self.entropy):
                 raise RecordError("has another number of heads for mass than for entropy")
         for matrix in (*self.maps, *self.example):
-            check_square(matrix)
+            check_matrix(matrix)
 
 
 @dataclass(frozen=True)
@@ -90,10 +90,10 @@ class Attention(Record):
 
     def __post_init__(self) -> None:
         check_filled(self.layers, "layers")
-        check_names(self.meaning, self.uniform_mass, "the meaning")
+        check_names(self.meaning, self.uniform_mass, "the meaning of")
         check_names(self.uniform_mass, ("irrelevant",), "the role")
         for layer in self.layers:
-            check_names(layer.mass, self.uniform_mass, "the mass")
+            check_names(layer.mass, self.uniform_mass, "the mass of")
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class Manifold(Record):
 
     def __post_init__(self) -> None:
         check_filled(self.clouds, "clouds")
-        check_names(self.points, self.clouds, "the points")
+        check_names(self.points, self.clouds, "the points of")
 
 
 @dataclass(frozen=True)
@@ -238,8 +238,9 @@ class Dissociation(Record):
     kl_factor_after: float | None = None
 
     def __post_init__(self) -> None:
-        if len(self.checkpoints) < 2:
-            raise RecordError("has no checkpoints to compare")
+        steps = [row.step for row in self.checkpoints]
+        if len(steps) < 2 or steps[0] != 0 or steps != sorted(set(steps)):
+            raise RecordError("has no checkpoints in order, from that before training")
 
 
 @dataclass(frozen=True)
@@ -336,8 +337,21 @@ class Geometry(Document):
     lengths: Lengths | Skipped | None = None
     ablation: Ablation | None = None
 
-    SCHEMA: ClassVar[int] = 2
+    SCHEMA: ClassVar[int] = 1
     REMEDY: ClassVar[str] = "run bwt geometry {run} (and bwt ablate {run}) again"
+
+    @classmethod
+    def from_json(cls, value: Any) -> "Geometry":
+        lengths = value.get("lengths") if isinstance(value, dict) else None
+        if isinstance(lengths, dict) and "schema" not in value and "reason" in lengths:
+            # Of the time before schemas: the length of training stood beside the reason.
+            value = {**value, "lengths": {"reason": lengths["reason"]}}
+        return super().from_json(value)
+
+    @property
+    def examined(self) -> bool:
+        """Whether `bwt geometry` has run: every model has states."""
+        return self.manifold is not None
 
 
 def check_filled(values: list | dict, what: str) -> None:
@@ -345,6 +359,6 @@ def check_filled(values: list | dict, what: str) -> None:
         raise RecordError(f"has no {what}")
 
 
-def check_square(matrix: Matrix) -> None:
+def check_matrix(matrix: Matrix) -> None:
     if not matrix or not matrix[0] or len({len(row) for row in matrix}) > 1:
         raise RecordError("has rows of a matrix that are not equally long")

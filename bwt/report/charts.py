@@ -2,8 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
+from bwt.records.estimates import Estimate
 from bwt.report.svg import CHAR, Drawing, Scale, cells, fitted, label, short
+from bwt.report.words import known
 
 NUM_COLORS = 6  # classes c0 .. c5
 RAMP = ("#2f6db5", "#6b63b8", "#a4569f", "#d1546f", "#e8714a", "#eda23c")  # low .. high
@@ -14,7 +17,7 @@ class Series:
     name: str
     x: Sequence[float]
     y: Sequence[float | None]
-    error: Sequence[float] | None = None
+    error: Sequence[float | None] | None = None
     color: int = 0
     dashed: bool = False
     dots: bool = False
@@ -88,15 +91,19 @@ def lines(
 
 def _with_error(s: Series) -> list[tuple[float, float]]:
     errors = s.error or [0.0] * len(s.y)
-    return [(v, e or 0.0) for v, e in zip(s.y, errors, strict=True) if v is not None]
+    return [(v, _size(e)) for v, e in zip(s.y, errors, strict=True) if known(v)]
+
+
+def _size(error: float | None) -> float:
+    return error if known(error) else 0.0
 
 
 def _draw_series(drawing: Drawing, s: Series, x: Scale, y: Scale) -> None:
     errors = s.error or [0.0] * len(s.y)
     rows = [
-        (x(a), b, e or 0.0)
+        (x(a), b, _size(e))
         for a, b, e in zip(s.x, s.y, errors, strict=True)
-        if b is not None and (b > 0 or not y.log)
+        if known(b) and (b > 0 or not y.log)
     ]
     if not rows:
         return
@@ -131,12 +138,14 @@ def scatter(
 ) -> str:
     """Points coloured by a value (with a colour bar) or, with `groups`, by their group."""
     drawing = Drawing(440, 300, title)
-    x, y = fitted(xs, 62, 428), fitted(ys, 250, 34)
+    points = [p for p in zip(xs, ys, values, strict=True) if all(map(known, p))]
+    x, y = (fitted([p[i] for p in points], *ends) for i, ends in enumerate(((62, 428), (250, 34))))
     _axes(drawing, x, y, x_label, y_label)
-    low, high = min(values), max(values)
+    shown = [value for *_, value in points]
+    low, high = min(shown, default=0.0), max(shown, default=0.0)
     levels = len(RAMP)
     paths: dict[str, list[str]] = {}
-    for a, b, v in zip(xs, ys, values, strict=True):
+    for a, b, v in points:
         share = (v - low) / (high - low) if high > low else 0
         level = int(v) % NUM_COLORS if groups else min(levels - 1, int(levels * share))
         # A line of no length with round ends is a dot, in a third of a circle's bytes.
@@ -182,8 +191,8 @@ def heat_maps(
         for j, (name, matrix) in enumerate(row):
             x, y = 28 + j * (wide + 12), 18 + i * (high + 26)
             drawing.text(x, y - 4, name, class_="tick")
-            top = max((max(r) for r in matrix), default=1.0) if share_scale else 1.0
-            cells(drawing, matrix, x, y, wide, high, top or 1.0)
+            top = max(filter(known, chain(*matrix)), default=0.0) if share_scale else 1.0
+            cells(drawing, matrix, x, y, wide, high, top if top > 0 else 1.0)
             if marks:
                 _marks(drawing, marks[i][j], len(matrix), x, y, wide, high)
     drawing.text(28 + columns * (wide + 12) / 2, drawing.height - 4, x_label, "middle")
@@ -235,22 +244,23 @@ def table_map(
 
 
 def dots(
-    rows: Sequence[tuple[str, float, float, int]], title: str, x_label: str, *, log: bool = True
+    rows: Sequence[tuple[str, Estimate, int]], title: str, x_label: str, *, log: bool = True
 ) -> str:
     """One row a name: a point with its error bar and colour."""
     left = 24 + CHAR * max(len(row[0]) for row in rows)
     drawing = Drawing(max(440.0, left + 280), 52 + 22 * len(rows), title)
     bottom = 10.0 + 22 * len(rows)
-    x = fitted([v for _, v, _, _ in rows], left, drawing.width - 16, log=log, zero=not log)
+    x = fitted([e.mean for _, e, _ in rows], left, drawing.width - 16, log=log, zero=not log)
     for tick in x.ticks():
         drawing.path(f"M{short(x(tick))} 6V{short(bottom)}", class_="grid")
         drawing.text(x(tick), bottom + 15, label(tick), "middle", class_="tick")
-    for i, (name, value, error, color) in enumerate(rows):
+    for i, (name, estimate, color) in enumerate(rows):
+        value, error = estimate.mean, estimate.se
         y = 18.0 + 22 * i
         drawing.text(left - 10, y + 4, name, "end", class_="tick")
-        if log and value <= 0:
+        if not known(value) or (log and value <= 0):
             continue
-        low, high = (max(value + d * error, x.low) for d in (-1, 1))
+        low, high = (max(value + d * _size(error), x.low) for d in (-1, 1))
         drawing.path(f"M{short(x(low))} {short(y)}H{short(x(high))}", class_=f"line c{color}")
         drawing.add("circle", cx=x(value), cy=y, r=4.5, class_=f"f{color}")
     drawing.text((left + drawing.width) / 2, bottom + 34, x_label, "middle")

@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from bwt.report import charts, paper, words
+from bwt import paper
+from bwt.records.estimates import Estimate
+from bwt.report import charts, words
 from bwt.report.cards import Card, Html, table
 from bwt.report.charts import Series
 from bwt.report.reading import Run
@@ -27,25 +29,23 @@ def comparison(runs: Sequence[Run]) -> str:
     ]
     rows = []
     for i, run in enumerate(runs):
-        model, exact = (run.evaluation[k]["overall"] for k in ("model", "exact"))
-        floor = words.best_floor(run.evaluation)
-        floor_kl = run.evaluation["floors"][floor]["overall"]["kl"]
-        warning = "" if words.beats(model["kl"], floor_kl) else ", NOT beaten"
-        quoted = paper.headline(run.config["task"], run.config["model"])
+        evaluation, config = run.evaluation, run.config
+        model, exact = evaluation.model.overall, evaluation.exact.overall
+        warning = "" if evaluation.beats_floor() else ", NOT beaten"
         rows.append(
             [
                 Html(f'<a href="#run{i}">{escape(run.name)}</a>'),
-                run.config["task"],
-                run.config["model"],
+                config.task,
+                config.model,
                 f"{run.num_parameters:,}",
                 Html(f"<b>{words.pm(model['kl'])}</b>"),
-                f"{words.num(floor_kl['mean'])} ({floor}{warning})",
+                f"{words.num(evaluation.floor_kl().mean)} ({evaluation.best_floor()}{warning})",
                 words.pm(model["entropy_mae"]),
-                words.num(model["entropy_mae_of_mean"]["mean"]),
-                quoted,
-                words.num(model["tvd"]["mean"]),
-                f"{words.percent(model['accuracy']['mean'])} / "
-                f"{words.percent(exact['accuracy']['mean'])}",
+                words.num(model["entropy_mae_of_mean"].mean),
+                _papers(config.task, config.model),
+                words.num(model["tvd"].mean),
+                f"{words.percent(model['accuracy'].mean)} / "
+                f"{words.percent(exact['accuracy'].mean)}",
             ]
         )
     text = (
@@ -62,7 +62,7 @@ def overlays(runs: Sequence[Run]) -> list[Card]:
     if len(runs) < 2:
         return []
     cards = []
-    rows = [(r.name, *_kl(r), i % charts.NUM_COLORS) for i, r in enumerate(runs)]
+    rows = [(r.name, _kl(r), i % charts.NUM_COLORS) for i, r in enumerate(runs)]
     cards.append(
         Card(
             "compare",
@@ -80,28 +80,38 @@ def overlays(runs: Sequence[Run]) -> list[Card]:
             picture = charts.lines(
                 series, task, "step in the sequence", "KL to exact posterior / bits", log_y=True
             )
-            best = min((run for _, run in same), key=lambda run: _kl(run)[0])
+            best = min((run for _, run in same), key=lambda run: _kl(run).mean)
             reading = (
                 f"The same task ({task}). Over all steps {best.name} is nearest to exact Bayes: "
-                f"{words.num(_kl(best)[0])} bits."
+                f"{words.num(_kl(best).mean)} bits."
             )
-            title = f"Step by step: {same[0][1].config['task']}"
+            title = f"Step by step: {same[0][1].config.task}"
             cards.append(Card(f"compare-{number}", title, picture, reading))
     return cards
 
 
-def _kl(run: Run) -> tuple[float, float]:
-    kl = run.evaluation["model"]["overall"]["kl"]
-    return kl["mean"], kl["se"] or 0.0
+def _papers(task: str, model: str) -> str:
+    """The paper's entropy error in bits, or its accuracy for recall."""
+    figures = paper.HEADLINE.get((task, model))
+    if figures is None:
+        return "–"
+    if task == "recall":
+        return words.percent(figures[0])
+    versions = ("",) if len(figures) == 1 else (" (v1)", " (v3)")
+    return ", ".join(f"{x:g}{v}" for x, v in zip(figures, versions, strict=True)) + " bits"
+
+
+def _kl(run: Run) -> Estimate:
+    return run.evaluation.model.overall["kl"]
 
 
 def _kl_series(run: Run, color: int) -> Series:
-    kl = run.evaluation["model"]["per_position"]["kl"]
-    return Series(run.name, list(range(1, len(kl["mean"]) + 1)), kl["mean"], kl["se"], color)
+    kl = run.evaluation.model.per_position["kl"]
+    return Series(run.name, list(range(1, len(kl) + 1)), kl.mean, kl.se, color)
 
 
 def describe_task(run: Run) -> str:
-    return f"{run.config['task']}: {describe(run.config['task_options'])}"
+    return f"{run.config.task}: {describe(run.config.task_options)}"
 
 
 def describe(options: dict[str, Any]) -> str:

@@ -1,33 +1,77 @@
 """How far a run is from exact Bayes."""
 
-from typing import Any
-
+from bwt.records.evaluation import Evaluation
+from bwt.records.floors import is_scale
 from bwt.records.metrics import Progress
 from bwt.report import charts, words
 from bwt.report.cards import Card
 from bwt.report.charts import Series
 from bwt.report.reading import Run
 
+SHOWN_MEMORIES = ("memory-1", "memory-2", "memory-5")
+
 
 def overview(run: Run) -> list[Card]:
-    cards = [_floors(run.evaluation), _kl_by_step(run), _entropy_by_step(run)]
+    evaluation = run.evaluation
+    cards = [_floors(evaluation), _kl_by_step(evaluation), _entropy_by_step(evaluation)]
     rows = [row for row in run.metrics if row.evaluation]
     return [*cards, _learning(run, rows)] if rows else cards
 
 
-def _steps(run: Run) -> list[int]:
-    return list(range(1, len(run.evaluation["positions"]) + 1))
+def headline(evaluation: Evaluation) -> str:
+    model, name, floor = evaluation.model.overall, evaluation.best_floor(), evaluation.floor_kl()
+    text = (
+        f"On average the predictions are {words.pm(model['kl'])} bits from the exact posterior "
+        f"(KL), and their entropy is off by {words.pm(model['entropy_mae'])} bits. "
+    )
+    if evaluation.beats_floor():
+        ratio = floor.mean / max(model["kl"].mean, 1e-12)
+        text += (
+            f"The best floor, {name}, is {words.num(ratio)} times as far ({words.num(floor.mean)} "
+            "bits)."
+        )
+    else:
+        text += f"That is NOT better than the floor {name} ({words.num(floor.mean)} bits)."
+    if evaluation.entropy_proves_nothing():
+        text += (
+            " One who knows only the position gets the entropy right to "
+            f"{words.num(evaluation.position_entropy_mae)} bits: here the entropy error proves "
+            "nothing, the KL does."
+        )
+    memory = evaluation.effective_memory
+    if memory is not None:
+        degree = "More precise than" if memory.at_least else "As precise as"
+        text += (
+            f" {degree} an exact filter that sees only the last {words.num(memory.observations)} "
+            "observations."
+        )
+    return text
 
 
-def _entropy_by_step(run: Run) -> Card:
-    scores = {k: run.evaluation[k]["per_position"]["entropy"] for k in ("exact", "model")}
+def by_step(evaluation: Evaluation) -> str:
+    kl = evaluation.model.per_position["kl"]
+    known = [i for i, x in enumerate(kl.mean) if words.known(x)]
+    if not known:
+        return "At no step is the distance finite."
+    worst, best = (pick(known, key=lambda i: kl.mean[i]) for pick in (max, min))
+    return (
+        f"Farthest from Bayes at step {worst + 1} ({words.pm(kl[worst])} bits), nearest at step "
+        f"{best + 1} ({words.pm(kl[best])} bits). Bands are ± one standard error over sequences."
+    )
+
+
+def _steps(evaluation: Evaluation) -> list[int]:
+    return list(range(1, len(evaluation.positions) + 1))
+
+
+def _entropy_by_step(evaluation: Evaluation) -> Card:
+    steps = _steps(evaluation)
+    model, exact = (x.per_position["entropy"] for x in (evaluation.model, evaluation.exact))
     series = [
-        Series("model", _steps(run), scores["model"]["mean"], scores["model"]["se"]),
-        Series("exact Bayes", _steps(run), scores["exact"]["mean"], color=1, dashed=True),
+        Series("model", steps, model.mean, model.se),
+        Series("exact Bayes", steps, exact.mean, color=1, dashed=True),
     ]
-    gap = [
-        abs(a - b) for a, b in zip(scores["exact"]["mean"], scores["model"]["mean"], strict=True)
-    ]
+    gap = [abs(a - b) for a, b in zip(exact.mean, model.mean, strict=True)]
     reading = (
         f"Mean uncertainty after each step. The two curves differ by at most {words.num(max(gap))} "
         f"bits (step {gap.index(max(gap)) + 1}). Errors of single sequences can cancel in these "
@@ -39,40 +83,33 @@ def _entropy_by_step(run: Run) -> Card:
     return Card("entropy", "Posterior and model, step by step", picture, reading)
 
 
-def _kl_by_step(run: Run) -> Card:
-    evaluation = run.evaluation
-    model = evaluation["model"]["per_position"]["kl"]
-    floor = words.best_floor(evaluation)
+def _kl_by_step(evaluation: Evaluation) -> Card:
+    steps, floor = _steps(evaluation), evaluation.best_floor()
+    model = evaluation.model.per_position["kl"]
+    kl = {name: score.per_position["kl"].mean for name, score in evaluation.floors.items()}
     series = [
-        Series("model", _steps(run), model["mean"], model["se"]),
-        Series(
-            f"floor: {floor}",
-            _steps(run),
-            evaluation["floors"][floor]["per_position"]["kl"]["mean"],
-            color=2,
-            dashed=True,
-        ),
+        Series("model", steps, model.mean, model.se),
+        Series(f"floor: {floor}", steps, kl[floor], color=2, dashed=True),
     ]
-    memories = [n for n in evaluation["floors"] if n in ("memory-1", "memory-2", "memory-5")]
-    for i, name in enumerate(memories):
-        kl = evaluation["floors"][name]["per_position"]["kl"]["mean"]
+    for i, name in enumerate(name for name in kl if name in SHOWN_MEMORIES):
         # Rounding: a filter that sees all there is so far is exact.
-        kl = [v if v > 1e-9 else None for v in kl]
-        series.append(Series(f"exact, last {name[7:]}", _steps(run), kl, color=3 + i, dashed=True))
+        seen = [v if v > 1e-9 else None for v in kl[name]]
+        label = f"exact, last {name.removeprefix('memory-')}"
+        series.append(Series(label, steps, seen, color=3 + i, dashed=True))
     picture = charts.lines(
         series, "KL by step", "step in the sequence", "KL to exact posterior / bits", log_y=True
     )
-    return Card("kl", "Distance from exact Bayes", picture, words.by_step(evaluation))
+    return Card("kl", "Distance from exact Bayes", picture, by_step(evaluation))
 
 
 def _learning(run: Run, rows: list[Progress]) -> Card:
     steps = [row.step for row in rows]
     series = [
-        Series("KL", steps, [r.evaluation["kl"] for r in rows], dots=True),
+        Series("KL", steps, [row.evaluation.get("kl") for row in rows], dots=True),
         Series(
             "entropy error",
             steps,
-            [r.evaluation["entropy_mae"] for r in rows],
+            [row.evaluation.get("entropy_mae") for row in rows],
             color=1,
             dots=True,
         ),
@@ -87,20 +124,15 @@ def _learning(run: Run, rows: list[Progress]) -> Card:
     return Card("learning", "Learning curve", picture, reading)
 
 
-def _floors(evaluation: dict[str, Any]) -> Card:
-    rows = [("model", *_pair(evaluation["model"]["overall"]["kl"]), 0)]
-    for name, score in evaluation["floors"].items():
-        color = 3 if name.startswith("memory-") and name != "memory-0" else 2
-        rows.append((name, *_pair(score["overall"]["kl"]), color))
+def _floors(evaluation: Evaluation) -> Card:
+    rows = [("model", evaluation.model.overall["kl"], 0)]
+    for name, score in evaluation.floors.items():
+        rows.append((name, score.overall["kl"], 3 if is_scale(name) else 2))
     picture = charts.dots(rows, "Model and floors", "KL to exact posterior / bits")
     reading = (
         "Bits lost against exact Bayes, in the mean. Grey: predictors that lack an ability (see "
         "the end of the page)."
     )
-    if any(color == 3 for *_, color in rows):
+    if any(map(is_scale, evaluation.floors)):
         reading += " Green: exact filters that see only the last k observations, as a scale."
     return Card("floors", "What the number means", picture, reading)
-
-
-def _pair(e: dict[str, float]) -> tuple[float, float]:
-    return e["mean"], e["se"] or 0.0

@@ -1,31 +1,17 @@
 """One self-contained HTML page from one or several runs."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
 
-from bwt.report import causes, looking, words
+from bwt.report import diagnostics
 from bwt.report.cards import Card
 from bwt.report.compare import comparison, describe, overlays
-from bwt.report.overview import overview
+from bwt.report.overview import headline, overview
 from bwt.report.reading import Run, read
 from bwt.report.style import FIGURE_STYLE, PAGE_STYLE
 from bwt.runs.files import RunError, write_atomically
-
-# Section of geometry.json -> its cards, in the order of the page.
-INSIDE = {
-    "examples": looking.examples,
-    "attention": looking.attention,
-    "keys": looking.keys,
-    "manifold": looking.manifold,
-    "probes": looking.probes,
-    "ablation": causes.ablation,
-    "dissociation": causes.dissociation,
-    "clusters": causes.clusters,
-    "lengths": causes.lengths,
-}
 
 
 def report(paths: Sequence[str | Path], out: str | Path | None = None) -> Path:
@@ -34,34 +20,16 @@ def report(paths: Sequence[str | Path], out: str | Path | None = None) -> Path:
     runs = [read(path) for path in paths]
     if out is None:
         out = runs[0].path / "report.html" if len(runs) == 1 else Path("report.html")
-    cards = [_of_this_version([run], lambda run=run: (overview(run), inside(run))) for run in runs]
-    text = _of_this_version(runs, lambda: _page(runs, cards))
+    cards = [(overview(run), inside(run)) for run in runs]
+    text = _page(runs, cards)
     for run, groups in zip(runs, cards, strict=True):
         _write_figures(run, [card for group in groups for card in group])
     write_atomically(Path(out), lambda path: path.write_text(text, encoding="utf-8"))
     return Path(out)
 
 
-def _of_this_version(runs: Sequence[Run], build: Callable[[], Any]) -> Any:
-    try:
-        return build()
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        names = ", ".join(str(run.path) for run in runs)
-        raise RunError(
-            f"{names}: evaluation.json, geometry.json, metrics.jsonl or config.json is damaged or "
-            f"not of this version of bwt ({error!r}); run bwt eval, bwt geometry and bwt ablate "
-            "again"
-        ) from error
-
-
 def inside(run: Run) -> list[Card]:
-    """What `bwt geometry` and `bwt ablate` found; parts that were not run are left out."""
-    return [
-        card
-        for name, build in INSIDE.items()
-        if name in run.geometry
-        for card in build(run.geometry[name])
-    ]
+    return [] if run.geometry is None else diagnostics.cards(run.geometry)
 
 
 def _write_figures(run: Run, cards: Sequence[Card]) -> None:
@@ -102,25 +70,22 @@ def _page(runs: Sequence[Run], cards) -> str:
 
 
 def _run(anchor: str, run: Run, first: Sequence[Card], second: Sequence[Card]) -> str:
-    commands = [
-        f"bwt {command} {run.path}"
-        for command, key in (("geometry", "manifold"), ("ablate", "ablation"))
-        if key not in run.geometry
-    ]
+    geometry = run.geometry
+    commands = []
+    if geometry is None or not geometry.examined:
+        commands.append(f"bwt geometry {run.path}")
+    if geometry is None or geometry.ablation is None:
+        commands.append(f"bwt ablate {run.path}")
     missing = ""
     if commands:
         shown = " and ".join(f"<code>{escape(c)}</code>" for c in commands)
         missing = f"<p class='note'>More is shown after {shown}.</p>"
-    skipped = [
-        f"{title}: {run.geometry[key]['reason']}."
-        for key, title in (("clusters", "Clusters"), ("lengths", "Longer sequences"))
-        if "reason" in run.geometry.get(key, {})
-    ]
+    skipped = [] if geometry is None else diagnostics.skipped(geometry)
     if skipped:
         missing += f"<p class='note'>Not measured. {escape(' '.join(skipped))}</p>"
     return (
         f'<section id="{anchor}"><h2>{escape(run.name)}</h2>'
-        f"<p class='lead'>{escape(words.headline(run.evaluation))}</p>"
+        f"<p class='lead'>{escape(headline(run.evaluation))}</p>"
         + (f"<p class='lead'>This run {escape(run.diverged)}.</p>" if run.diverged else "")
         + f"<p class='what'>{escape(_facts(run))}</p>{_grid(first)}"
         + (f"<h2 class='sub'>Inside {escape(run.name)}</h2>{_grid(second)}" if second else "")
@@ -131,11 +96,11 @@ def _run(anchor: str, run: Run, first: Sequence[Card], second: Sequence[Card]) -
 def _facts(run: Run) -> str:
     config = run.config
     return (
-        f"{run.what}, {run.num_parameters:,} parameters ({describe(config['model_options'])}). "
-        f"Task: {describe(config['task_options'])}. {config['steps']:,} steps of "
-        f"{config['batch_size']} fresh sequences, learning from "
-        f"{'draws' if config['targets'] == 'sampled' else 'the exact posterior'}, seed "
-        f"{config['seed']}; evaluated on {run.evaluation['num_sequences']:,} others."
+        f"{run.what}, {run.num_parameters:,} parameters ({describe(config.model_options)}). "
+        f"Task: {describe(config.task_options)}. {config.steps:,} steps of "
+        f"{config.batch_size} fresh sequences, learning from "
+        f"{'draws' if config.targets == 'sampled' else 'the exact posterior'}, seed "
+        f"{config.seed}; evaluated on {run.evaluation.num_sequences:,} others."
     )
 
 

@@ -1,32 +1,35 @@
 """The files of a run, as the report needs them. Nothing is computed from a model here."""
 
-import json
 import math
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
+from bwt.records.evaluation import Evaluation, Evaluations
+from bwt.records.geometry import Geometry
 from bwt.records.metrics import Progress
+from bwt.runs.config import TrainConfig
 from bwt.runs.directory import RunDirectory
-from bwt.runs.files import RunError, read_object
+from bwt.runs.files import RunError, read_object, read_record, reason_of
 
 
 @dataclass(frozen=True)
 class Run:
     name: str
     path: Path
-    config: dict[str, Any]
-    evaluation: dict[str, Any]
+    config: TrainConfig
+    evaluation: Evaluation  # at its own length
     metrics: list[Progress]
-    geometry: dict[str, Any]  # empty if `bwt geometry` was not run
+    geometry: Geometry | None  # None if neither `bwt geometry` nor `bwt ablate` was run
     num_parameters: int
     device: str
     diverged: str | None  # when and how, if it did
 
     @property
     def what(self) -> str:
-        return f"{self.config['task']} · {self.config['model']}"
+        return f"{self.config.task} · {self.config.model}"
 
 
 def read(path: str | Path) -> Run:
@@ -35,7 +38,7 @@ def read(path: str | Path) -> Run:
         RunError: it is not a run directory, or was not trained to the end.
     """
     directory = RunDirectory.open(path)
-    config = directory.read_config()
+    config = _config(directory)
     diverged = directory.divergence_in_words() if directory.divergence else None
     if not (directory.path / "evaluation.json").exists():
         if diverged:
@@ -43,45 +46,43 @@ def read(path: str | Path) -> Run:
         raise RunError(
             f"{path} has no evaluation.json yet: finish it with bwt train --resume {path}"
         )
-    evaluation = read_object(directory.path / "evaluation.json")
-    if "model" not in evaluation:  # only other lengths were evaluated
+    evaluation = read_record(directory.path / "evaluation.json", Evaluations).own
+    if evaluation is None:  # only other lengths were evaluated
         raise RunError(f"{path}: evaluate it at its own length first: bwt eval {path}")
+    geometry = directory.path / "geometry.json"
     return Run(
         name=directory.path.resolve().name,
         path=directory.path,
         config=config,
         evaluation=evaluation,
         metrics=directory.read_metrics(),
-        geometry=read_object(directory.path / "geometry.json", {}),
+        geometry=read_record(geometry, Geometry) if geometry.exists() else None,
         num_parameters=_count_parameters(directory),
         device=_device(read_object(directory.path / "environment.json", {})),
         diverged=diverged,
     )
 
 
-def _count_parameters(directory: RunDirectory) -> int:
-    """From the header of the last checkpoint: 8 bytes of length, then JSON."""
-    steps = directory.steps()
-    if not steps:
-        return 0
-    path = directory.weights_path(steps[-1])
+def _config(directory: RunDirectory) -> TrainConfig:
     try:
-        with open(path, "rb") as file:
-            (size,) = struct.unpack("<Q", file.read(8))
-            # A damaged length may be anything.
-            header = json.loads(file.read(min(size, path.stat().st_size)))
-        header.pop("__metadata__", None)
-        return sum(math.prod(entry["shape"]) for entry in header.values())
-    except (
-        OSError,
-        struct.error,
-        ValueError,
-        TypeError,
-        LookupError,
-        AttributeError,
-        RecursionError,
-    ) as error:
-        raise RunError(f"{path} is corrupt or truncated: {error}") from error
+        return TrainConfig.from_json(directory.read_config())
+    except RunError:
+        raise
+    except ValueError as error:
+        raise RunError(f"{directory.path / 'config.json'}: {error}") from error
+
+
+def _count_parameters(directory: RunDirectory) -> int:
+    """From the shapes in the header of the last checkpoint."""
+    step = directory.last_step()
+    if step is None:
+        return 0
+    path = directory.weights_path(step)
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"{path} is corrupt or truncated: {reason_of(error)}") from error
 
 
 def _device(environment: dict[str, Any]) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
+from bwt.report.words import known
+
 CHAR = 7.0  # mean width of a letter at 12 pixels
 LEVELS = 20  # of a heat map
 
@@ -32,7 +34,7 @@ class Scale:
 
 def fitted(values: Sequence[float], start: float, end: float, *, log=False, zero=False) -> Scale:
     """A scale that shows all values; a log one leaves out those that are not positive."""
-    values = [v for v in values if v is not None and (v > 0 or not log)]
+    values = [v for v in values if known(v) and (v > 0 or not log)]
     low, high = (min(values), max(values)) if values else (1.0, 10.0)
     if log:
         low, high = low / 1.15, high * 1.15

@@ -3,6 +3,7 @@
 from html import escape
 from typing import Any
 
+from bwt.records.results import Results
 from bwt.reproduce.tables import Table, build
 
 STYLE = """
@@ -31,33 +32,36 @@ def markdown_table(table: Table) -> str:
     return "\n".join([line(table.header), rule, *map(line, table.rows)])
 
 
-def introduction(document: dict[str, Any]) -> str:
-    machines = {
-        f"{x['environment']['machine']['platform']}, {x['environment']['machine']['cpu_count']} "
-        f"CPUs, torch {x['environment']['versions']['torch']}, commit {x['environment']['commit']}"
-        for x in document["cells"]
-        if x["environment"]
-    }
-    done = sum(x["status"] == "finished" for x in document["cells"])
-    seconds = sum(x["seconds"] or 0 for x in document["cells"])
+def introduction(results: Results) -> str:
+    machines = {_machine(cell.environment) for cell in results.cells if cell.environment}
+    done = sum(cell.finished for cell in results.cells)
+    seconds = sum(cell.seconds or 0 for cell in results.cells)
     return (
-        f"{document['command']}, {document['date']}: {done} of {len(document['cells'])} cells "
-        f"finished, {seconds / 60:.0f} minutes of training in all, {document['seeds']} seeds. "
+        f"{results.command}, {results.date}: {done} of {len(results.cells)} cells "
+        f"finished, {seconds / 60:.0f} minutes of training in all, {results.seeds} seeds. "
         f"Run on: {'; '.join(sorted(machines)) or 'nothing yet'}."
     )
 
 
-def markdown(document: dict[str, Any]) -> str:
-    parts = [f"# Results: {document['scale']} scale", introduction(document)]
-    for table in build(document):
+def _machine(environment: dict[str, Any]) -> str:
+    machine = environment["machine"]
+    return (
+        f"{machine['platform']}, {machine['cpu_count']} CPUs, "
+        f"torch {environment['versions']['torch']}, commit {environment['commit']}"
+    )
+
+
+def markdown(results: Results) -> str:
+    parts = [f"# Results: {results.scale} scale", introduction(results)]
+    for table in build(results):
         parts += [f"## {table.title}", markdown_table(table), *table.notes]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def html(document: dict[str, Any]) -> str:
-    title = f"bwt: results at {document['scale']} scale"
-    parts = [f"<h1>{escape(title)}</h1><p>{escape(introduction(document))}</p>"]
-    for table in build(document):
+def html(results: Results) -> str:
+    title = f"bwt: results at {results.scale} scale"
+    parts = [f"<h1>{escape(title)}</h1><p>{escape(introduction(results))}</p>"]
+    for table in build(results):
         parts.append(f'<h2>{escape(table.title)}</h2><table id="{table.name}">')
         parts.append(_row("th", table.header) if table.rows else "")
         parts += [_row("td", row) for row in table.rows]

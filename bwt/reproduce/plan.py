@@ -1,14 +1,19 @@
 """What is run: the cells of a scale, how learning rates are chosen, what follows on a run."""
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bwt.records.evaluation import Evaluations
+from bwt.records.geometry import Geometry
+from bwt.records.results import Results
 from bwt.reproduce import page, results
+from bwt.runs import environment
 from bwt.runs.config import TrainConfig
-from bwt.runs.files import read_json, write_atomically, write_json
+from bwt.runs.files import read_former, write_atomically, write_json
 from bwt.runs.presets import preset
 from bwt.sweep.cells import Cell, Command, make_cell, scores
 from bwt.sweep.sweep import Outcome, Sweep
@@ -72,20 +77,6 @@ SCALES = {
             },
         },
     ),
-    # For the tests: everything is run, nothing is learned.
-    "tiny": Scale(
-        "tiny",
-        "quick",
-        seeds=2,
-        rates=(1.0, 3.0),
-        settings={"evaluations": 1, "eval_sequences": 16, "batch_size": 4, "steps": 2},
-        tasks={
-            "bijection": {"num_symbols": 4},
-            "hmm": {"length": 4, "targets": "posterior"},
-            "recall": {"num_pairs": 3, "num_queries": 2, "num_keys": 6, "num_values": 6},
-        },
-        sequences=16,
-    ),
 }
 
 
@@ -144,12 +135,12 @@ def followups(scale: Scale, chosen: list[Planned], only: str | None) -> list[lis
     lengths = [_lengths(x) for x in chosen if x.task == "hmm" and x.row in READ_LONGER]
     looked = [x for x in chosen if (x.task, x.row) in LOOKED_INTO and x.seed == 0]
     stages = [lengths if only in (None, "lengths") else []]
-    for table, command, section in (
-        ("geometry", "geometry", "manifold"),
-        ("ablation", "ablate", "ablation"),
+    for table, command, done in (
+        ("geometry", "geometry", lambda found: found.examined),
+        ("ablation", "ablate", lambda found: found.ablation is not None),
     ):
         if only in (None, table):
-            stages.append([_look(x, command, section, scale.sequences) for x in looked])
+            stages.append([_look(x, command, done, scale.sequences) for x in looked])
     return [stage for stage in stages if stage]
 
 
@@ -158,18 +149,23 @@ def _lengths(x: Planned) -> Command:
     path = x.cell.path / "evaluation.json"
     sequences = str(x.cell.config.eval_sequences)
     words = ("eval", str(x.cell.path), "--length", *wanted, "--sequences", sequences)
-    return Command(
-        f"{x.cell.name}-lengths",
-        words,
-        lambda: path.exists() and set(wanted) <= set(read_json(path).get("lengths", {})),
-    )
+
+    def done() -> bool:
+        found = read_former(path, Evaluations)
+        return found is not None and set(wanted) <= set(found.lengths)
+
+    return Command(f"{x.cell.name}-lengths", words, done)
 
 
-def _look(x: Planned, command: str, section: str, sequences: int) -> Command:
+def _look(x: Planned, command: str, done: Callable[[Geometry], bool], sequences: int) -> Command:
     path = x.cell.path / "geometry.json"
     words = (command, str(x.cell.path), "--sequences", str(sequences))
-    name = f"{x.cell.name}-{command}"
-    return Command(name, words, lambda: path.exists() and section in read_json(path))
+
+    def finished() -> bool:
+        found = read_former(path, Geometry)
+        return found is not None and done(found)
+
+    return Command(f"{x.cell.name}-{command}", words, finished)
 
 
 @dataclass
@@ -195,8 +191,7 @@ class Reproduction:
         if self.seeds < 1:
             raise ValueError(f"--seeds must be at least 1, got {self.seeds}")
 
-    def run(self) -> dict[str, Any]:
-        """The document of results.json."""
+    def run(self) -> Results:
         rates = self.scale.rates
         first = [self._plan(*pair, 0, rate) for pair in wanted(self.only) for rate in rates]
         outcomes = self._train(first, "rates")
@@ -243,25 +238,24 @@ class Reproduction:
             if outcome.status == "diverged" and (x.task, x.row) not in self.chosen:
                 self.faults[x.cell.name] = outcome.error
 
-    def write(self) -> dict[str, Any]:
-        document = {
-            **results.header(self.scale.name, self.command),
-            "seeds": self.seeds,
-            "rates": list(self.scale.rates),
-            "faults": self.faults,
-            "cells": [
+    def write(self) -> Results:
+        found = Results(
+            scale=self.scale.name,
+            command=self.command,
+            commit=environment.commit(),
+            date=time.strftime("%Y-%m-%d"),
+            seeds=self.seeds,
+            rates=list(self.scale.rates),
+            faults=dict(self.faults),
+            cells=[
                 results.cell(x, self.chosen.get((x.task, x.row)) == x.rate) for x in self.planned
             ],
-        }
-        results.check(document)
-        _write(self.out, document)
-        return document
+        )
+        _write(self.out, found)
+        return found
 
 
-def _write(out: Path, document: dict[str, Any]) -> None:
-    write_json(out / "results.json", document)
-    for name, text in (
-        ("README.md", page.markdown(document)),
-        ("index.html", page.html(document)),
-    ):
+def _write(out: Path, found: Results) -> None:
+    write_json(out / "results.json", found.to_json())
+    for name, text in (("README.md", page.markdown(found)), ("index.html", page.html(found))):
         write_atomically(out / name, lambda file, text=text: file.write_text(text))

@@ -13,10 +13,10 @@ import re
 import sys
 from pathlib import Path
 
+from bwt.records.results import Results
 from bwt.reproduce.page import markdown_table
-from bwt.reproduce.results import check
-from bwt.reproduce.tables import Found, build, percent, spread
-from bwt.runs.files import read_json, write_atomically
+from bwt.reproduce.tables import build, chosen, percent, spread, values
+from bwt.runs.files import read_record, write_atomically
 
 MARKED = re.compile(r"(<!-- results: ([^>]*?) -->)(.*?)(<!-- /results -->)", re.S)
 
@@ -34,8 +34,7 @@ def fill(text: str, results: Path) -> str:
 
 def quote(words: list[str], results: Path) -> str:
     """`SCALE table NAME` or `SCALE TASK MODEL METRIC`."""
-    document = read_json(results / words[0] / "results.json")
-    check(document)
+    document = read_record(results / words[0] / "results.json", Results)
     where = " ".join(words)
     if words[1:2] == ["table"]:
         table = next((x for x in build(document) if [x.name] == words[2:]), None)
@@ -45,11 +44,11 @@ def quote(words: list[str], results: Path) -> str:
     if len(words) != 4:
         raise ValueError(f"the marker {where!r} is not SCALE table NAME or SCALE TASK MODEL METRIC")
     _, task, row, metric = words
-    cells = Found(document).cells(task, row)
-    if not cells or metric not in cells[0]["metrics"]:
+    cells = chosen(document, task, row)
+    if not cells or metric not in cells[0].metrics:
         raise ValueError(f"results have nothing for the marker {where!r}")
-    values = Found(document).values(task, row, metric)
-    return spread(values, percent) if metric == "accuracy" else spread(values)
+    found = values(document, task, row, metric)
+    return spread(found, percent) if metric == "accuracy" else spread(found)
 
 
 def main(paths: list[str]) -> int:

@@ -3,9 +3,11 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from bwt import paper
+from bwt.records.results import Cell, Results
+from bwt.report import diagnostics
+from bwt.report.words import known, num
 
 TASKS = {"bijection": "bits", "hmm": "bits", "recall": "accuracy"}
 # What each task needs, and the predictor that lacks just that: for the bijection one that does not
@@ -38,14 +40,14 @@ class Table:
 
 
 def number(x: float | None) -> str:
-    return "-" if x is None else f"{x:.3g}"
+    return num(x) if known(x) else "-"
 
 
-def spread(values: list[float | None], show: Callable[[float], str] = number) -> str:
+def spread(values: list[float], show: Callable[[float], str] = number) -> str:
     """Mean and standard deviation over seeds."""
     if not values:
         return "-"
-    if any(x is None for x in values):
+    if not all(map(known, values)):
         return "diverged"
     mean = sum(values) / len(values)
     if len(values) == 1:
@@ -58,33 +60,28 @@ def percent(x: float) -> str:
     return f"{100 * x:.1f}%"
 
 
-class Found:
+def rows_of(results: Results) -> list[str]:
+    return list(dict.fromkeys(cell.row for cell in results.cells))
+
+
+def chosen(results: Results, task: str, row: str) -> list[Cell]:
     """The cells that count: finished, at the chosen rate."""
-
-    def __init__(self, document: dict[str, Any]):
-        self.document = document
-        self.rows = list(dict.fromkeys(cell["row"] for cell in document["cells"]))
-
-    def cells(self, task: str, row: str) -> list[dict[str, Any]]:
-        return [
-            x
-            for x in self.document["cells"]
-            if (x["task"], x["row"]) == (task, row) and x["chosen"]
-        ]
-
-    def values(self, task: str, row: str, metric: str) -> list[float | None]:
-        return [x["metrics"][metric]["mean"] for x in self.cells(task, row)]
-
-    def headline(self, task: str, row: str) -> str:
-        if TASKS[task] == "accuracy":
-            return spread(self.values(task, row, "accuracy"), percent)
-        return spread(self.values(task, row, "entropy_mae"))
+    return [x for x in results.cells if (x.task, x.row) == (task, row) and x.chosen]
 
 
-def build(document: dict[str, Any]) -> list[Table]:
-    found = Found(document)
+def values(results: Results, task: str, row: str, metric: str) -> list[float]:
+    return [x.metrics[metric].mean for x in chosen(results, task, row)]
+
+
+def headline(results: Results, task: str, row: str) -> str:
+    if TASKS[task] == "accuracy":
+        return spread(values(results, task, row, "accuracy"), percent)
+    return spread(values(results, task, row, "entropy_mae"))
+
+
+def build(results: Results) -> list[Table]:
     makers = (architecture, metrics, primitives, lengths, geometry, ablation, commands)
-    return [maker(found) for maker in makers]
+    return [maker(results) for maker in makers]
 
 
 def _papers(task: str, row: str) -> str:
@@ -93,55 +90,44 @@ def _papers(task: str, row: str) -> str:
     return " / ".join(map(show, figures)) or "-"
 
 
-def architecture(found: Found) -> Table:
+def architecture(results: Results) -> Table:
     rows = [
-        [row, *(f"{found.headline(task, row)} (paper {_papers(task, row)})" for task in TASKS)]
-        for row in found.rows
+        [row, *(f"{headline(results, task, row)} (paper {_papers(task, row)})" for task in TASKS)]
+        for row in rows_of(results)
     ]
-    rates = ", ".join(f"{x:g}" for x in found.document["rates"])
+    rates = ", ".join(f"{x:g}" for x in results.rates)
     notes = [
         "Entropy error in bits (recall: accuracy), mean ± standard deviation over seeds. Two "
         "figures of the paper are those of its versions 1 and 3.",
         f"Learning rates: {rates} times the preset's, tried on the full budget with seed 0; the "
         "one of least KL is used for all seeds, seed 0 among them. All models have as many "
         "parameters as the transformer within 1% and see the same number of sequences.",
-        *(f"{name} failed: {why}" for name, why in found.document["faults"].items()),
+        *(f"{name} failed: {why}" for name, why in results.faults.items()),
     ]
     header = ["model", "bijection (bits)", "hmm (bits)", "recall (accuracy)"]
     return Table("architecture", "Architectures and tasks", header, rows, notes)
 
 
-def at_floor(cell: dict[str, Any]) -> bool:
-    """Not better than the best predictor that looks at nothing but the position (or the header)."""
-    rivals = [x["kl"] for name, x in cell["floors"].items() if _blind(name)]
-    kl = cell["metrics"]["kl"]["mean"]
-    return kl is None or kl > 0.9 * min(rivals)
-
-
-def _blind(name: str) -> bool:
-    return name in ("uniform", "constant", "memory-0")
-
-
-def metrics(found: Found) -> Table:
+def metrics(results: Results) -> Table:
     rows = []
     for task in TASKS:
-        for row in found.rows:
-            cells = found.cells(task, row)
+        for row in rows_of(results):
+            cells = chosen(results, task, row)
             if not cells:
                 continue
             wanted = ("entropy_mae", "kl", "tvd", "excess", "accuracy")
-            values = [spread(found.values(task, row, name)) for name in wanted]
-            rate = f"{cells[0]['rate']:g}"
-            if cells[0]["rate"] in _edges(found.document["rates"]):
+            shown = [spread(values(results, task, row, name)) for name in wanted]
+            rate = f"{cells[0].rate:g}"
+            if cells[0].rate in _edges(results.rates):
                 rate += " (edge)"
             rows.append(
                 [
                     task,
                     row,
-                    f"{cells[0]['parameters']:,}",
+                    f"{cells[0].parameters:,}",
                     rate,
-                    *values,
-                    _reading(task, row, found),
+                    *shown,
+                    _reading(task, row, results),
                 ]
             )
     header = ["task", "model", "parameters", "rate", "entropy_mae", "kl", "tvd", "excess"]
@@ -158,21 +144,21 @@ def _edges(rates: list[float]) -> list[float]:
     return [min(rates), max(rates)] if len(rates) > 1 else []
 
 
-def _reading(task: str, row: str, found: Found) -> str:
+def _reading(task: str, row: str, results: Results) -> str:
     """Beside the paper's figures, and whether anything was learned at all."""
-    words = _beside(task, row, found)
-    if all(map(at_floor, found.cells(task, row))):
+    words = _beside(task, row, results)
+    if all(cell.at_floor() for cell in chosen(results, task, row)):
         words = f"{words}; {BLIND if row == 'mlp-position' else FLOOR}"
     return words.removeprefix("-; ")
 
 
-def _beside(task: str, row: str, found: Found) -> str:
+def _beside(task: str, row: str, results: Results) -> str:
     figures = paper.HEADLINE.get((task, row))
     accuracy = TASKS[task] == "accuracy"
-    values = found.values(task, row, "accuracy" if accuracy else "entropy_mae")
-    if not figures or None in values:
+    each = values(results, task, row, "accuracy" if accuracy else "entropy_mae")
+    if not figures or not all(map(known, each)):
         return "-"
-    ours = sum(values) / len(values)
+    ours = sum(each) / len(each)
 
     def agrees(theirs: float) -> bool:
         return abs(ours - theirs) <= 0.02 if accuracy else theirs / 2 <= ours <= theirs * 2
@@ -182,24 +168,24 @@ def _beside(task: str, row: str, found: Found) -> str:
     return "higher" if ours > max(figures) else "lower" if ours < min(figures) else "between"
 
 
-def passes(cell: dict[str, Any], floor: str) -> bool:
+def passes(cell: Cell, floor: str) -> bool:
     """See RULE."""
-    kl = cell["metrics"]["kl"]["mean"]
-    if kl is None or floor not in cell["floors"]:
+    kl = cell.metrics["kl"].mean
+    if not known(kl) or floor not in cell.floors:
         return False
-    if cell["task"] == "recall":
-        near = cell["metrics"]["accuracy"]["mean"] >= RIGHT
+    if cell.task == "recall":
+        near = cell.metrics["accuracy"].mean >= RIGHT
     else:
-        near = kl <= NEAR * cell["exact_entropy"]
-    return near and kl <= cell["floors"][floor]["kl"] / FAR
+        near = kl <= NEAR * cell.exact_entropy
+    return near and kl <= cell.floors[floor].kl / FAR
 
 
-def primitives(found: Found) -> Table:
+def primitives(results: Results) -> Table:
     rows = []
-    for row in found.rows:
+    for row in rows_of(results):
         line = [row]
         for name, (task, floor) in PRIMITIVES.items():
-            verdicts = [passes(cell, floor) for cell in found.cells(task, row)]
+            verdicts = [passes(cell, floor) for cell in chosen(results, task, row)]
             theirs = paper.PRIMITIVES.get((name, row), "-")
             line.append(f"{_verdict(verdicts)} (paper {theirs})")
         rows.append(line)
@@ -214,15 +200,15 @@ def _verdict(verdicts: list[bool]) -> str:
     return f"{sum(verdicts)} of {len(verdicts)} seeds"
 
 
-def lengths(found: Found) -> Table:
+def lengths(results: Results) -> Table:
     """Error on sequences longer than those of training."""
     rows, sizes = [], {}
-    for row in found.rows:
-        for cell in found.cells("hmm", row):
-            own = cell["config"]["task_options"]["length"]
-            sizes |= {own: 1.0} | {int(n): int(n) / own for n in cell["lengths"]}
-    for row in found.rows:
-        cells = found.cells("hmm", row)
+    for row in rows_of(results):
+        for cell in chosen(results, "hmm", row):
+            own = _trained_length(cell)
+            sizes |= {own: 1.0} | {int(n): int(n) / own for n in cell.lengths}
+    for row in rows_of(results):
+        cells = chosen(results, "hmm", row)
         if not cells:
             continue
         line = [row]
@@ -238,49 +224,41 @@ def lengths(found: Found) -> Table:
     return Table("lengths", "Longer than in training", header, rows, notes)
 
 
-def _at(cells: list[dict[str, Any]], size: int) -> str:
-    own = cells[0]["config"]["task_options"]["length"]
-    scores = [x["metrics"] if size == own else x["lengths"].get(str(size)) for x in cells]
-    return spread([x["entropy_mae"]["mean"] for x in scores if x])
+def _trained_length(cell: Cell) -> int:
+    return cell.config["task_options"]["length"]
 
 
-def geometry(found: Found) -> Table:
-    names = ("key_cosine", "key_cosine_untrained", "key_cosine_centred")
-    names += ("attention_entropy_first", "attention_entropy_last", "pc1", "entropy_r2")
-    names += ("entropy_r2_within", "clusters", "clusters_rand")
-    notes = [
-        "Of seed 0: `bwt geometry`. Mean |cos| of the keys of layer 0, the same before training "
-        "and without the mean key; attention entropy in bits; share of the first component of "
-        "the last attention's output, and its R2 with the exact entropy, over all states and "
-        "within a position (without repeated keys the entropy of a bijection is a function of "
-        "the position: there is nothing within); clusters of the states, and how they agree "
-        "with the likeliest outcome (adjusted Rand index)."
-    ]
-    return _looked("geometry", "Geometry", names, paper.GEOMETRY, found, notes)
+def _at(cells: list[Cell], size: int) -> str:
+    own = _trained_length(cells[0])
+    scores = [x.metrics if size == own else x.lengths.get(str(size)) for x in cells]
+    return spread([x["entropy_mae"].mean for x in scores if x])
 
 
-def ablation(found: Found) -> Table:
-    names = ("layer_least", "layer_most", "head_most", "head_second")
-    notes = [
-        "Of seed 0: `bwt ablate`. Entropy error without the least and the most important layer, "
-        "as a multiple of the intact one; KL added in bits without the head that matters most, "
-        "and the second."
-    ]
-    return _looked("ablation", "Ablation", names, paper.ABLATION, found, notes)
+def geometry(results: Results) -> Table:
+    return _looked("geometry", "Geometry", "geometry", results)
 
 
-def _looked(name, title, names, figures, found: Found, notes) -> Table:
-    cells = [x for x in found.document["cells"] if x["chosen"] and set(names) & set(x["geometry"])]
-    header = ["", *(f"{x['task']} {x['row']}" for x in cells), "paper"]
+def ablation(results: Results) -> Table:
+    return _looked("ablation", "Ablation", "ablate", results)
+
+
+def _looked(name: str, title: str, command: str, results: Results) -> Table:
+    """The numbers of the diagnostics that a command makes."""
+    shown = [x for x in diagnostics.in_order() if x.command == command and x.numbers]
+    names = [number for x in shown for number in x.numbers]
+    cells = [x for x in results.cells if x.chosen and set(names) & set(x.geometry)]
+    header = ["", *(f"{x.task} {x.row}" for x in cells), "paper"]
     rows = [
-        [key, *(number(x["geometry"].get(key)) for x in cells), figures.get(key, "-")]
+        [key, *(number(x.geometry.get(key)) for x in cells), paper.GEOMETRY.get(key, "-")]
         for key in names
         if cells
     ]
-    return Table(name, title, header, rows, notes if cells else ["Not run."])
+    legend = "; ".join(x.legend for x in shown)
+    note = f"Of seed 0: `bwt {command}`. {legend[0].upper()}{legend[1:]}."
+    return Table(name, title, header, rows, [note] if cells else ["Not run."])
 
 
-def commands(found: Found) -> Table:
-    rows = [[x["name"], x["status"], x["command"]] for x in found.document["cells"]]
+def commands(results: Results) -> Table:
+    rows = [[x.name, x.status, x.command] for x in results.cells]
     header = ["cell", "status", "command"]
     return Table("commands", "The command of each cell", header, rows, [])

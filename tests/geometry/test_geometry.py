@@ -19,6 +19,7 @@ from bwt.geometry.lengths import lengths
 from bwt.geometry.manifold import manifold
 from bwt.geometry.probes import probes
 from bwt.geometry.subject import Subject, stages
+from bwt.records.estimates import Estimate
 
 REPEATING = tasks.get("bijection", num_symbols=5, num_pairs=7, replacement=True)
 
@@ -47,20 +48,20 @@ def test_orthogonal_keys_are_found_orthogonal_and_equal_ones_equal():
     alike = torch.zeros(32, 32)
     alike[0] = torch.randn(32)  # all keys on one line
     found = keys(orthogonal, random)
-    assert found["trained"]["plain"][0]["mean"][0] < 1e-6
-    assert found["untrained"]["plain"][0]["mean"][0] > 0.05
+    assert found.trained.plain[0].mean[0] < 1e-6
+    assert found.untrained.plain[0].mean[0] > 0.05
     same = keys(draw(plant_keys(transformer(heads=1), alike)), random)
-    assert same["trained"]["plain"][0]["mean"][0] == pytest.approx(1, abs=1e-6)
+    assert same.trained.plain[0].mean[0] == pytest.approx(1, abs=1e-6)
 
 
 def test_a_common_part_of_all_keys_does_not_count_when_centred():
     model = plant_keys(transformer(heads=1, positions="learned"), torch.eye(32))
     with torch.no_grad():
         model.embed.positions[:] = 20 * torch.tensor(scipy.linalg.hadamard(32)[-1])
-    found = keys(draw(model), draw(transformer(heads=1)))["trained"]
-    assert found["plain"][0]["mean"][0] > 0.9
+    found = keys(draw(model), draw(transformer(heads=1))).trained
+    assert found.plain[0].mean[0] > 0.9
     # n orthogonal vectors less their mean have cosine 1 / (n - 1)
-    assert found["centred"][0]["mean"][0] == pytest.approx(1 / (TASK.num_pairs - 1), rel=1e-3)
+    assert found.centred[0].mean[0] == pytest.approx(1 / (TASK.num_pairs - 1), rel=1e-3)
 
 
 def test_repeated_keys_are_one_address():
@@ -68,7 +69,7 @@ def test_repeated_keys_are_one_address():
         draw(plant_keys(transformer(REPEATING, heads=1), torch.eye(32)), REPEATING),
         draw(transformer(REPEATING, heads=1), REPEATING),
     )
-    assert found["trained"]["plain"][0]["mean"][0] < 1e-6
+    assert found.trained.plain[0].mean[0] < 1e-6
 
 
 ALL_TASKS = [
@@ -134,11 +135,11 @@ def test_attention_that_looks_everywhere_alike_is_the_uniform_one():
     with torch.no_grad():
         model.blocks[0].attn.qkv.weight[:32] = 0
     found = attention(draw(model, REPEATING))
-    layer = found["layers"][0]
-    assert layer["entropy"]["mean"] == pytest.approx([found["uniform_entropy"]] * 2, abs=1e-5)
-    for name, mass in layer["mass"].items():
-        assert mass["mean"] == pytest.approx([found["uniform_mass"][name]] * 2, abs=1e-6)
-    assert sum(found["uniform_mass"].values()) == pytest.approx(1)
+    layer = found.layers[0]
+    assert layer.entropy.mean == pytest.approx([found.uniform_entropy] * 2, abs=1e-5)
+    for name, mass in layer.mass.items():
+        assert mass.mean == pytest.approx([found.uniform_mass[name]] * 2, abs=1e-6)
+    assert sum(found.uniform_mass.values()) == pytest.approx(1)
 
 
 def test_attention_to_the_same_key_is_found():
@@ -146,11 +147,11 @@ def test_attention_to_the_same_key_is_found():
     model = plant_keys(transformer(REPEATING, heads=1), 4 * torch.eye(32))
     with torch.no_grad():
         model.blocks[0].attn.qkv.weight[:32] = torch.eye(32)
-    layer = attention(draw(model, REPEATING))["layers"][0]
-    mass = {name: m["mean"][0] for name, m in layer["mass"].items()}
+    layer = attention(draw(model, REPEATING)).layers[0]
+    mass = {name: m.mean[0] for name, m in layer.mass.items()}
     assert mass["self"] + mass["matching"] > 0.999 and mass["matching"] > 0.1
-    assert layer["entropy"]["mean"][0] < 1
-    aligned = layer["alignment_by_step"]
+    assert layer.entropy.mean[0] < 1
+    aligned = layer.alignment_by_step
     # The key itself has cosine 1, its value 0, other tokens 0.
     assert aligned["self"] == pytest.approx([1] * 7, abs=1e-5)
     assert aligned["matching"][1:] == pytest.approx([0.5] * 6, abs=1e-5)
@@ -159,50 +160,50 @@ def test_attention_to_the_same_key_is_found():
 
 def test_probes_read_what_is_planted_and_nothing_before_it_is_there():
     found = probes(draw(Planted(), sequences=200), draw(Planted(), sequences=200))
-    assert found["stages"] == ["embed", "blocks.0"]
-    row = found["targets"]["eliminated"]["stages"][-1]
-    assert row["within"]["mean"] > 0.999 and row["accuracy"]["mean"] == 1
-    assert row["shuffled_within"]["mean"] < 0.02
-    entropy = found["targets"]["entropy"]
-    assert not entropy["varies_within"] and "within" not in entropy["stages"][0]
+    assert found.stages == ["embed", "blocks.0"]
+    row = found.targets["eliminated"].stages[-1]
+    assert row.within.mean > 0.999 and row.accuracy.mean == 1
+    assert row.shuffled_within.mean < 0.02
+    entropy = found.targets["entropy"]
+    assert not entropy.varies_within and entropy.stages[0].within is None
 
     model = transformer()  # an embedding of tokens knows nothing about those before
     found = probes(draw(model, sequences=200), draw(transformer(), sequences=200))
-    assert found["stages"] == ["embed", "blocks.0.mid", "blocks.0"]
-    embed, mid, last = found["targets"]["eliminated"]["stages"]
-    assert embed["within"]["mean"] < 0.02 < 0.1 < mid["within"]["mean"]
-    assert last["untrained_within"] != last["within"]
+    assert found.stages == ["embed", "blocks.0.mid", "blocks.0"]
+    embed, mid, last = found.targets["eliminated"].stages
+    assert embed.within.mean < 0.02 < 0.1 < mid.within.mean
+    assert last.untrained_within != last.within
     again = probes(draw(model, sequences=200), draw(model, sequences=200))
-    last = again["targets"]["eliminated"]["stages"][-1]
-    assert last["untrained_within"] == last["within"] and last["untrained_r2"] == last["r2"]
+    last = again.targets["eliminated"].stages[-1]
+    assert last.untrained_within == last.within and last.untrained_r2 == last.r2
 
 
 def test_manifold_says_when_position_and_entropy_cannot_be_told_apart():
     found = manifold(draw(Planted()))
-    cloud = found["clouds"]["residual 0"]
-    assert not found["entropy_varies_within_position"]
-    assert cloud["first"]["r2"]["mean"] > 0.9 and cloud["first"]["r2_within"] is None
-    assert cloud["fitted"]["r2_within"] is None
-    assert len(found["points"]["residual 0"]["x"]) == 64 * TASK.num_pairs
+    cloud = found.clouds["residual 0"]
+    assert not found.entropy_varies_within_position
+    assert cloud.first.r2.mean > 0.9 and cloud.first.r2_within is None
+    assert cloud.fitted.r2_within is None
+    assert len(found.points["residual 0"].x) == 64 * TASK.num_pairs
 
 
 def test_manifold_within_position_where_entropy_varies():
     found = manifold(draw(transformer(REPEATING), REPEATING))
-    assert found["entropy_varies_within_position"]
-    assert list(found["clouds"]) == ["attention 0", "residual 0"]
-    assert 0 <= found["clouds"]["residual 0"]["fitted"]["r2_within"]["mean"] <= 1
+    assert found.entropy_varies_within_position
+    assert list(found.clouds) == ["attention 0", "residual 0"]
+    assert 0 <= found.clouds["residual 0"].fitted.r2_within.mean <= 1
 
 
 def test_a_head_that_is_not_used_costs_nothing():
     model = transformer()
     with torch.no_grad():
         model.blocks[0].attn.proj.weight[:, 16:] = 0  # of head 1
-    rows = ablation.ablate_parts(draw(model))["parts"]
-    effect = {(r["part"], r["head"], r["mode"]): r["kl_added"] for r in rows}
+    rows = ablation.ablate_parts(draw(model))
+    effect = {(r.part, r.head, r.mode): r.kl_added for r in rows}
     for mode in ablation.MODES:
-        assert effect["head", 1, mode] == {"mean": 0, "se": 0}
-        assert effect["head", 0, mode]["mean"] != 0
-        attn, head = (effect[p, h, mode]["mean"] for p, h in (("attn", None), ("head", 0)))
+        assert effect["head", 1, mode] == Estimate(0, 0)
+        assert effect["head", 0, mode].mean != 0
+        attn, head = (effect[p, h, mode].mean for p, h in (("attn", None), ("head", 0)))
         assert head == pytest.approx(attn, rel=1e-4)
 
 
@@ -255,13 +256,13 @@ def test_an_edit_of_nothing_is_refused_and_an_error_restores_the_model():
 
 
 def test_removal_hurts_where_the_state_is_used_and_only_there():
-    used = {r["target"]: r for r in causal.removal(draw(Planted(), sequences=200))}
-    added = used["eliminated"]["kl_added"]
-    assert added["encoded"]["mean"] > 1
-    assert used["eliminated"]["r2_left"]["encoded"]["mean"] < 1e-6
+    used = {r.target: r for r in causal.removal(draw(Planted(), sequences=200))}
+    added = used["eliminated"].kl_added
+    assert added.encoded.mean > 1
+    assert used["eliminated"].r2_left.encoded.mean < 1e-6
     blind = causal.removal(draw(Planted(blind=True), sequences=200))
     for row in blind:
-        assert all(e == {"mean": 0, "se": 0} for e in row["kl_added"].values())
+        assert all(e == Estimate(0, 0) for e in vars(row.kl_added).values())
 
 
 def test_what_is_removed_is_replaced_by_the_mean_and_the_rest_stays():
@@ -279,10 +280,10 @@ def test_what_is_removed_is_replaced_by_the_mean_and_the_rest_stays():
 
 def test_interchange_moves_the_belief():
     (row,) = causal.interchange(draw(Planted()))
-    assert row["other"]["mean"] < 1e-6 and row["plain"]["mean"] < 1e-6
-    assert row["own"]["mean"] > 1 and row["tvd_between"]["mean"] > 0.1
+    assert row.other.mean < 1e-6 and row.plain.mean < 1e-6
+    assert row.own.mean > 1 and row.tvd_between.mean > 0.1
     (row,) = causal.interchange(draw(Planted(blind=True)))
-    assert row["own"]["mean"] == pytest.approx(row["plain"]["mean"])
+    assert row.own.mean == pytest.approx(row.plain.mean)
 
 
 def snapshots(frame_first: bool):
@@ -311,34 +312,34 @@ def test_a_planted_dissociation_is_found_and_its_reverse_is_not():
     ticks = []
     models = snapshots(frame_first=True)
     found = dissociation(draw(models[5]), list(models), models.get, lambda: ticks.append(1))
-    rows = found["checkpoints"]
-    assert len(ticks) == 6 and found["settled"]["attention"] == 1
-    assert rows[0]["attention"]["mean"] > 0.01
-    assert all(row["attention"]["mean"] < 1e-9 for row in rows[1:])
-    assert found["settled"]["distance"] > 1 and rows[1]["distance"] > 0.01
-    kl = [row["kl"]["mean"] for row in rows]
-    assert found["kl_when_attention_settled"] == kl[1]
-    assert found["kl_factor_after"] == pytest.approx(kl[1] / kl[-1])
+    rows = found.checkpoints
+    assert len(ticks) == 6 and found.settled.attention == 1
+    assert rows[0].attention.mean > 0.01
+    assert all(row.attention.mean < 1e-9 for row in rows[1:])
+    assert found.settled.distance > 1 and rows[1].distance > 0.01
+    kl = [row.kl.mean for row in rows]
+    assert found.kl_when_attention_settled == kl[1]
+    assert found.kl_factor_after == pytest.approx(kl[1] / kl[-1])
     models = snapshots(frame_first=False)
     found = dissociation(draw(models[5]), list(models), models.get, lambda: None)
-    assert found["settled"]["attention"] > found["settled"]["distance"] == 1
+    assert found.settled.attention > found.settled.distance == 1
 
 
 def test_clusters_of_ties_are_not_made_up():
-    assert "ties" in clusters(draw(Planted()), draw(Planted()))["reason"]
+    assert "ties" in clusters(draw(Planted()), draw(Planted())).reason
     task = tasks.get("hmm", num_states=3, num_symbols=3, length=4)
     subject = draw(transformer(task), task)
     found = clusters(subject, draw(transformer(task), task))
-    assert found["trained"]["outcomes"] == 3 and abs(found["trained"]["rand"]) < 0.5
+    assert found.trained.outcomes == 3 and abs(found.trained.rand) < 0.5
 
 
 def test_longer_sequences_or_the_reason_why_not():
     task = tasks.get("hmm", num_states=2, num_symbols=2, length=4)
     found = lengths(task, transformer(task), 16, seed=0)
-    assert (found["trained"], found["tested"]) == (4, 10) and len(found["kl"]["mean"]) == 10
+    assert (found.trained, found.tested) == (4, 10) and len(found.kl.mean) == 10
     learned = lengths(task, transformer(task, positions="learned"), 16, seed=0)
-    assert "learned 4 token positions" in learned["reason"]
-    assert "distinct keys" in lengths(TASK, transformer(), 16, seed=0)["reason"]
+    assert "learned 4 token positions" in learned.reason
+    assert "distinct keys" in lengths(TASK, transformer(), 16, seed=0).reason
 
 
 def test_a_look_is_the_same_in_pieces(monkeypatch):

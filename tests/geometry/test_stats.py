@@ -36,7 +36,7 @@ def test_what_follows_the_position_alone_has_no_correlation_within():
     assert stats.pearson_within(coordinate, entropy) is None
     assert stats.spearman_within(coordinate, entropy) is None
     found = ordering(coordinate, entropy)
-    assert found["r2"]["mean"] > 0.99 and found["r2_within"] is None
+    assert found.r2.mean > 0.99 and found.r2_within is None
 
 
 def test_holding_the_position_fixed_removes_what_it_causes_and_nothing_else():
@@ -61,15 +61,15 @@ def test_the_jackknife_error_of_a_mean_is_its_standard_error():
     errors = []
     for _ in range(40):
         x = normal(320)
-        errors.append(stats.jackknife(lambda x: x.mean().item(), x)["se"])
+        errors.append(stats.jackknife(lambda x: x.mean().item(), x).se)
     assert np.mean(errors) == pytest.approx(1 / math.sqrt(320), rel=0.1)
     assert stats.jackknife(lambda x: None, normal(8)) is None
 
 
 def test_the_error_of_a_ratio_covers_its_scatter():
     found = [stats.ratio(2 + normal(500), 4 + normal(500)) for _ in range(100)]
-    scatter = np.std([f["mean"] for f in found])
-    assert np.mean([f["se"] for f in found]) == pytest.approx(scatter, rel=0.25)
+    scatter = np.std([f.mean for f in found])
+    assert np.mean([f.se for f in found]) == pytest.approx(scatter, rel=0.25)
     assert stats.ratio(torch.zeros(4), torch.zeros(4)) is None
 
 
@@ -125,7 +125,7 @@ def test_a_probe_finds_a_planted_direction_on_other_sequences():
     y = x[..., :1] - 2 * x[..., 1:2] + 0.1 * normal(80, 12, 1)
     probe = fit(x, y, within=False)
     found = probe.r2()
-    assert abs(found["mean"] - (1 - 0.01 / 5.01)) < 4 * found["se"] + 1e-3
+    assert abs(found.mean - (1 - 0.01 / 5.01)) < 4 * found.se + 1e-3
     direction = torch.nn.functional.normalize(probe.weight[:, 0], dim=0)
     planted = torch.tensor([1, -2] + [0] * 8) / math.sqrt(5)
     assert direction @ planted.double() > 0.999
@@ -133,24 +133,24 @@ def test_a_probe_finds_a_planted_direction_on_other_sequences():
 
 def test_a_probe_is_not_scored_on_what_it_was_fitted_to():
     x, y = normal(20, 6, 40), normal(20, 6, 1)  # 60 points in 40 dimensions: it can learn noise
-    assert fit(x, y, within=False).r2()["mean"] < 0
+    assert fit(x, y, within=False).r2().mean < 0
 
 
 def test_a_probe_of_shuffled_labels_finds_nothing():
     x = normal(80, 12, 10)
     y = x[..., :3]
-    assert fit(x, y, within=True).r2()["mean"] > 0.99
+    assert fit(x, y, within=True).r2().mean > 0.99
     shuffled = fit(x, y, within=True, order=torch.randperm(40)).r2()
-    assert shuffled["mean"] < 3 * shuffled["se"]
+    assert shuffled.mean < 3 * shuffled.se
 
 
 def test_a_probe_within_position_does_not_credit_the_position():
     time = torch.arange(12.0).expand(80, -1)[..., None]
     y = time + normal(80, 12, 1)
     x = torch.cat((time, normal(80, 12, 5)), -1)
-    assert fit(x, y, within=False).r2()["mean"] > 0.9
+    assert fit(x, y, within=False).r2().mean > 0.9
     within = fit(x, y, within=True).r2()
-    assert within["mean"] < 3 * within["se"]
+    assert within.mean < 3 * within.se
 
 
 def test_clusters_are_found_where_there_are_some():
@@ -161,7 +161,7 @@ def test_clusters_are_found_where_there_are_some():
     assert max(scores, key=scores.get) == 4 and scores[4] > 0.5
     assert clusters.adjusted_rand(clusters.k_means(x, 4), labels) == 1
     found = clusters._describe(x, labels)
-    assert found["clusters"] == 4 and found["rand"] == found["rand_given_outcomes"] == 1
+    assert found.clusters == 4 and found.rand == found.rand_given_outcomes == 1
     blob = normal(300, 6)
     assert clusters.silhouette(blob, clusters.k_means(blob, 4)) < 0.25
     assert abs(clusters.adjusted_rand(clusters.k_means(blob, 4), labels)) < 0.05

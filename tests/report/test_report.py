@@ -1,17 +1,26 @@
 """From a run directory to geometry.json and a page, as a user does it."""
 
 import json
+import math
 import re
 import shutil
+import subprocess
+import sys
+import typing
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 
 import pytest
 
-from bwt import models
+from bwt import models, paper, tasks
 from bwt.cli import main
-from bwt.report import charts, svg, words
+from bwt.geometry.diagnostics import CHANGING, LOOKING
+from bwt.records import geometry as records
+from bwt.records.estimates import Estimate, Estimates
+from bwt.records.evaluation import METRICS, OF_MEAN, Evaluation, Score
+from bwt.report import charts, overview, svg, words
 from bwt.report.charts import Series
+from bwt.report.diagnostics import DIAGNOSTICS, dissociation, in_order, keys
 
 SHORT = [
     "--preset",
@@ -92,7 +101,7 @@ def test_page_of_a_run(runs, name, capsys):
     assert "prefers-color-scheme:dark" in text and "@media print" in text
     assert "nan" not in re.sub(r"<[^>]*>", "", text).lower().split()
     kl = json.loads((path.parent / "evaluation.json").read_text())["model"]["overall"]["kl"]
-    assert f"<b>{words.pm(kl)}</b>" in text
+    assert f"<b>{words.pm(Estimate(**kl))}</b>" in text
     figures = list((path.parent / "figures").glob("*.svg"))
     assert len(figures) >= 6
     for figure in figures:
@@ -106,7 +115,7 @@ def test_sections_of_geometry(runs, name):
     want = {"examples", "manifold", "probes", "clusters", "lengths", "dissociation"}
     want |= {"keys", "attention"} if name not in models.MODELS else set()
     want |= {"ablation"} if name != "lstm" else set()
-    assert set(found) == want | {"step", "seed"}
+    assert set(found) == want | {"schema", "step", "seed"}
     assert found["step"] == 8
     assert [row["step"] for row in found["dissociation"]["checkpoints"]][0] == 0
 
@@ -168,7 +177,8 @@ def test_faulty_files_are_one_line(runs, tmp_path, capsys):
     for name, text, complaint in (
         ("evaluation.json", None, "finish it with bwt train --resume"),
         ("evaluation.json", '{"lengths": {}}', "evaluate it at its own length"),
-        ("evaluation.json", '{"model": {}}', "not of this version"),
+        ("evaluation.json", '{"model": {}}', "evaluation.json: lacks '"),
+        ("evaluation.json", '{"schema": 9}', "has schema 9, and this bwt reads 1; run bwt eval"),
     ):
         if text is not None:
             (run / name).write_text(text)
@@ -179,50 +189,111 @@ def test_faulty_files_are_one_line(runs, tmp_path, capsys):
 
 def evaluation(kl, floor):
     def score(mean):
-        return {"overall": {k: {"mean": mean, "se": 0.01} for k in ("kl", "entropy_mae")}}
+        names = (*METRICS, OF_MEAN)
+        return Score(
+            {name: Estimate(mean, 0.01) for name in names},
+            {name: Estimates([mean], [0.01]) for name in names},
+        )
 
-    return {
-        "model": score(kl),
-        "floors": {"uniform": score(9.0), "constant": score(floor), "memory-5": score(0.0)},
-        "position_entropy_mae": 1.0,
-        "effective_memory": None,
-    }
+    floors = {"uniform": score(9.0), "constant": score(floor), "memory-5": score(0.0)}
+    return Evaluation("hmm", {}, 8, 0, [3], score(0.0), score(kl), floors, 1.0, None)
 
 
 def test_words_do_not_praise_what_does_not_beat_its_floor():
-    good, bad = words.headline(evaluation(0.1, 1.0)), words.headline(evaluation(0.99, 1.0))
+    good, bad = (overview.headline(evaluation(kl, 1.0)) for kl in (0.1, 0.99))
     assert "10 times as far" in good and "NOT" not in good
     assert "NOT better than the floor constant" in bad
+    assert "NOT better" in overview.headline(evaluation(math.nan, 1.0))
 
 
-def dissociation(factor):
-    rows = [{"step": s} for s in (0, 1, 10, 100)]
-    settled = {"attention": 10, "distance": 10, "precision": 100}
-    return {
-        "checkpoints": rows,
-        "settled": settled,
-        "kl_when_attention_settled": 0.1,
-        "kl_factor_after": factor,
-    }
+def dissociated(factor, steps=(0, 1, 10, 100)):
+    some = Estimate(0.1, 0.01)
+    rows = [records.Checkpoint(step, some, some, 0.1, 0.1, 0.1) for step in steps]
+    settled = records.Settled(precision=100, distance=10, spread=10, pc1=10, attention=10)
+    return records.Dissociation(rows, settled, 8, 0.1, factor)
 
 
 def test_words_see_a_dissociation_only_where_there_is_one():
-    assert "another factor of 20" in words.dissociation(dissociation(20.0))
-    assert "no dissociation" in words.dissociation(dissociation(1.3))
-    few = {**dissociation(20.0), "checkpoints": [{"step": 0}, {"step": 1}]}
-    assert "Too few" in words.dissociation(few)
+    assert "another factor of 20" in dissociation.in_words(dissociated(20.0))
+    assert "no dissociation" in dissociation.in_words(dissociated(1.3))
+    assert "Too few" in dissociation.in_words(dissociated(20.0, steps=(0, 1)))
 
 
 def test_words_of_keys_say_which_way():
     def section(trained, untrained):
-        def model(x):
-            return {"centred": [{"mean": [x], "se": [0.001]}]}
+        cosines = [[Estimates([x], [0.001])] for x in (trained, untrained)]
+        trained, untrained = (records.KeyCosines(x, x) for x in cosines)
+        return records.Keys(trained, untrained, gaussian=0.1, head_size=4, addresses=3, sequences=8)
 
-        return {"trained": model(trained), "untrained": model(untrained), "gaussian": 0.1}
+    assert "nearer to orthogonal than" in keys.in_words(section(0.05, 0.1))
+    assert "LESS orthogonal" in keys.in_words(section(0.2, 0.1))
+    assert "no different" in keys.in_words(section(0.1, 0.101))
 
-    assert "nearer to orthogonal than" in words.keys(section(0.05, 0.1))
-    assert "LESS orthogonal" in words.keys(section(0.2, 0.1))
-    assert "no different" in words.keys(section(0.1, 0.101))
+
+def test_every_diagnostic_is_computed_shown_and_recorded_under_one_name():
+    computed = {x.name: x.record for x in (*LOOKING, *CHANGING)}
+    assert {x.name: x.record for x in DIAGNOSTICS} == computed
+    hints = typing.get_type_hints(records.Geometry)
+    sections = {name: hint for name, hint in hints.items() if type(None) in typing.get_args(hint)}
+    sections = {name: set(typing.get_args(hint)) for name, hint in sections.items()}
+    assert sections.pop("seed") == {int, type(None)}
+    assert sections.keys() == computed.keys() == {x.name for x in in_order()}
+    assert all(computed[name] in kinds for name, kinds in sections.items())
+    assert {x.name for x in DIAGNOSTICS if x.command == "ablate"} == {x.name for x in CHANGING}
+    assert paper.NOTES.keys() <= computed.keys()
+    assert paper.GEOMETRY.keys() <= {name for x in DIAGNOSTICS for name in x.numbers}
+
+
+def test_a_report_needs_no_torch(runs, tmp_path):
+    shutil.copytree(runs / "hmm", tmp_path / "run")
+    code = (
+        "import sys; sys.modules['torch'] = None\n"  # which makes its import fail
+        f"from bwt.cli import main; sys.exit(main(['report', {str(tmp_path / 'run')!r}]))"
+    )
+    subprocess.run([sys.executable, "-P", "-c", code], check=True)
+    text = (tmp_path / "run/report.html").read_text()
+    size = json.loads((runs / "hmm/config.json").read_text())
+    task = tasks.get("hmm", **size["task_options"])
+    model = models.build_for(task, "transformer", **size["model_options"])
+    assert f"{model.num_parameters:,} parameters" in text
+
+
+def test_runs_of_the_time_before_schemas_are_read(runs, tmp_path):
+    for name in ("bijection", "hmm"):
+        run = shutil.copytree(runs / name, tmp_path / name)
+        assert main(["report", str(run)]) == 0
+        page = (run / "report.html").read_text()
+        for file in ("evaluation.json", "geometry.json"):
+            document = json.loads((run / file).read_text())
+            del document["schema"]
+            if "reason" in document.get("lengths", {}):
+                document["lengths"]["trained"] = 4
+            (run / file).write_text(json.dumps(document))
+        lines = (run / "metrics.jsonl").read_text().replace('"schema": 1, ', "")
+        assert "schema" not in lines
+        (run / "metrics.jsonl").write_text(lines)
+        assert main(["report", str(run)]) == 0
+        assert (run / "report.html").read_text() == page
+
+
+def test_what_is_not_finite_is_shown_as_nothing(runs, tmp_path):
+    """As of a model that gives no mass to what happens."""
+    run = shutil.copytree(runs / "hmm", tmp_path / "run")
+    evaluation = json.loads((run / "evaluation.json").read_text())
+    for name in ("kl", "excess"):
+        evaluation["model"]["overall"][name] = {"mean": None, "se": None}
+        for kind in ("mean", "se"):
+            evaluation["model"]["per_position"][name][kind][1] = None
+    (run / "evaluation.json").write_text(json.dumps(evaluation))
+    document = json.loads((run / "geometry.json").read_text())
+    document["ablation"]["parts"][0]["kl_added"] = {"mean": None, "se": None}
+    document["manifold"]["points"]["residual 1"]["x"][0] = None
+    (run / "geometry.json").write_text(json.dumps(document))
+    assert main(["report", str(run)]) == 0
+    text = re.sub(r"<[^>]*>", " ", (run / "report.html").read_text())
+    assert "NOT better than the floor" in text and "– bits from the exact posterior" in text
+    for path in (run / "figures").glob("*.svg"):
+        assert "nan" not in path.read_text()
 
 
 @pytest.mark.parametrize(

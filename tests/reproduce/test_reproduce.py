@@ -2,6 +2,8 @@
 
 import copy
 import json
+import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,8 +12,34 @@ from nvcc import ROOT
 
 from bwt import models, paper, train
 from bwt.cli import main
-from bwt.reproduce import SCALES, Reproduction, cost, geometry, plan, quotes, results, tables
-from bwt.runs.files import read_json, write_json
+from bwt.records.base import RecordError
+from bwt.records.estimates import Estimate, Estimates
+from bwt.records.geometry import AblatedPart, Ablation, Geometry, Interchange, Skipped
+from bwt.records.results import METRICS, Cell, Floor, Results
+from bwt.report import diagnostics
+from bwt.reproduce import SCALES, Reproduction, cost, plan, quotes, results, tables
+from bwt.runs.files import read_json, read_record
+
+# Everything is run, nothing is learned.
+TINY = plan.Scale(
+    "tiny",
+    "quick",
+    seeds=2,
+    rates=(1.0, 3.0),
+    settings={"evaluations": 1, "eval_sequences": 16, "batch_size": 4, "steps": 2},
+    tasks={
+        "bijection": {"num_symbols": 4},
+        "hmm": {"length": 4, "targets": "posterior"},
+        "recall": {"num_pairs": 3, "num_queries": 2, "num_keys": 6, "num_values": 6},
+    },
+    sequences=16,
+)
+
+
+@pytest.fixture
+def tiny_scale(monkeypatch):
+    """As the command knows it."""
+    monkeypatch.setitem(SCALES, TINY.name, TINY)
 
 
 def rows():
@@ -24,29 +52,29 @@ def reproduced(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reproduce")
     workers = Inline(dies=["recall-lstm-rate=3-seed=0"])
     reproduction = Reproduction(
-        SCALES["tiny"], folder / "runs", folder / "results/tiny", workers, "bwt reproduce"
+        TINY, folder / "runs", folder / "results/tiny", workers, "bwt reproduce"
     )
     return folder, reproduction.run()
 
 
 def test_every_cell_is_there_with_its_circumstances(reproduced):
     _, document = reproduced
-    done = {(x["task"], x["row"], x["seed"]) for x in document["cells"] if x["chosen"]}
+    done = {(x.task, x.row, x.seed) for x in document.cells if x.chosen}
     assert done == {(task, row, seed) for task in plan.TASKS for row in rows() for seed in (0, 1)}
-    for cell in (x for x in document["cells"] if x["chosen"]):
-        assert cell["environment"]["versions"]["torch"] == torch.__version__
-        assert cell["command"].startswith(f"bwt train {cell['task']} ")
-        assert f"--seed {cell['seed']}" in cell["command"]
-        assert set(cell["metrics"]) == set(results.METRICS)
+    for cell in (x for x in document.cells if x.chosen):
+        assert cell.environment["versions"]["torch"] == torch.__version__
+        assert cell.command.startswith(f"bwt train {cell.task} ")
+        assert f"--seed {cell.seed}" in cell.command
+        assert set(cell.metrics) == set(METRICS)
 
 
 def test_models_are_matched_and_see_the_same_data(reproduced):
     _, document = reproduced
     for task in plan.TASKS:
-        cells = [x for x in document["cells"] if x["task"] == task]
-        sizes = [x["parameters"] for x in cells]
+        cells = [x for x in document.cells if x.task == task]
+        sizes = [x.parameters for x in cells]
         assert max(sizes) <= 1.02 * min(sizes)
-        assert len({(x["config"]["steps"], x["config"]["batch_size"]) for x in cells}) == 1
+        assert len({(x.config["steps"], x.config["batch_size"]) for x in cells}) == 1
 
 
 def test_the_rate_of_least_kl_is_chosen(reproduced):
@@ -54,26 +82,24 @@ def test_the_rate_of_least_kl_is_chosen(reproduced):
     for task in plan.TASKS:
         for row in rows():
             tried = [
-                x
-                for x in document["cells"]
-                if (x["task"], x["row"], x["seed"]) == (task, row, 0) and x["metrics"]
+                x for x in document.cells if (x.task, x.row, x.seed) == (task, row, 0) and x.metrics
             ]
-            best = min(tried, key=lambda x: x["metrics"]["kl"]["mean"])
-            assert [x["rate"] for x in tried if x["chosen"]] == [best["rate"]]
+            best = min(tried, key=lambda x: x.metrics["kl"].mean)
+            assert [x.rate for x in tried if x.chosen] == [best.rate]
 
 
 def test_a_failed_cell_is_named(reproduced):
     _, document = reproduced
-    assert list(document["faults"]) == ["recall-lstm-rate=3-seed=0"]
+    assert list(document.faults) == ["recall-lstm-rate=3-seed=0"]
     notes = tables.build(document)[0].notes
     assert any("recall-lstm-rate=3-seed=0 failed" in note for note in notes)
 
 
 def test_lengths_beyond_training_are_evaluated(reproduced):
     _, document = reproduced
-    for cell in document["cells"]:
-        longer = cell["task"] == "hmm" and cell["chosen"] and cell["row"] in plan.READ_LONGER
-        assert set(cell["lengths"]) == ({"6", "10"} if longer else set())
+    for cell in document.cells:
+        longer = cell.task == "hmm" and cell.chosen and cell.row in plan.READ_LONGER
+        assert set(cell.lengths) == ({"6", "10"} if longer else set())
     (table,) = (x for x in tables.build(document) if x.name == "lengths")
     assert table.header == ["model", "length 4", "length 6", "length 10"]
 
@@ -82,20 +108,20 @@ def test_the_same_again_redoes_only_what_failed(reproduced):
     folder, before = reproduced
     workers = Inline()
     place = (folder / "runs", folder / "again", workers, "bwt reproduce")
-    after = Reproduction(SCALES["tiny"], *place).run()
-    assert workers.started[0] == "recall-lstm-rate=3-seed=0" and not after["faults"]
+    after = Reproduction(TINY, *place).run()
+    assert workers.started[0] == "recall-lstm-rate=3-seed=0" and not after.faults
     # The other rate may turn out to be the better one; nothing else is run.
     assert set(workers.started[1:]) <= {"recall-lstm-rate=3-seed=1"}
-    kept = {x["name"]: x["metrics"] for x in before["cells"] if x["metrics"]}
-    assert kept.items() <= {x["name"]: x["metrics"] for x in after["cells"]}.items()
+    kept = {x.name: x.metrics for x in before.cells if x.metrics}
+    assert kept.items() <= {x.name: x.metrics for x in after.cells}.items()
 
 
 def test_one_table_runs_what_it_needs(tmp_path):
     workers = Inline()
     place = (tmp_path / "runs", tmp_path / "out", workers, "bwt reproduce --only lengths")
-    document = Reproduction(SCALES["tiny"], *place, only="lengths", seeds=1).run()
-    assert {x["task"] for x in document["cells"]} == {"hmm"}
-    assert {x["seed"] for x in document["cells"]} == {0}
+    document = Reproduction(TINY, *place, only="lengths", seeds=1).run()
+    assert {x.task for x in document.cells} == {"hmm"}
+    assert {x.seed for x in document.cells} == {0}
 
 
 def test_to_diverge_at_some_rate_is_no_fault_and_at_every_rate_is_one(tmp_path, monkeypatch):
@@ -111,16 +137,16 @@ def test_to_diverge_at_some_rate_is_no_fault_and_at_every_rate_is_one(tmp_path, 
     monkeypatch.setattr(train.Trainer, "update", spoiled)
     place = (tmp_path / "runs", tmp_path / "out", Inline(), "bwt reproduce --only lengths")
     monkeypatch.setattr(plan, "wanted", lambda only: [("hmm", "lstm"), ("recall", "lstm")])
-    document = Reproduction(SCALES["tiny"], *place, only="lengths", seeds=1).run()
-    status = {x["name"]: x["status"] for x in document["cells"]}
+    document = Reproduction(TINY, *place, only="lengths", seeds=1).run()
+    status = {x.name: x.status for x in document.cells}
     assert status == {
         "hmm-lstm-rate=1-seed=0": "finished",
         "hmm-lstm-rate=3-seed=0": "diverged",
         "recall-lstm-rate=1-seed=0": "diverged",
         "recall-lstm-rate=3-seed=0": "diverged",
     }
-    assert set(document["faults"]) == {x for x in status if x.startswith("recall")}
-    assert all(why.startswith("diverged at step 1") for why in document["faults"].values())
+    assert set(document.faults) == {x for x in status if x.startswith("recall")}
+    assert all(why.startswith("diverged at step 1") for why in document.faults.values())
 
 
 def test_pages_have_every_cell_and_the_papers_figure(reproduced):
@@ -129,8 +155,8 @@ def test_pages_have_every_cell_and_the_papers_figure(reproduced):
     html = (folder / "results/tiny/index.html").read_text()
     for text in (markdown, html):
         assert "(paper 0.003 / 0.007)" in text and "(paper 100.0%)" in text
-        assert all(x["command"] in text for x in document["cells"])
-    assert read_json(folder / "results/tiny/results.json") == document
+        assert all(x.command in text for x in document.cells)
+    assert read_record(folder / "results/tiny/results.json", Results) == document
 
 
 def finished(document):
@@ -140,27 +166,28 @@ def finished(document):
 @pytest.mark.parametrize(
     "spoil,complaint",
     [
-        (lambda d: d.pop("commit"), "results.json: missing or unknown: commit"),
+        (lambda d: d.pop("commit"), "lacks 'commit'"),
         (lambda d: d.update(schema=0), "schema 0"),
-        (lambda d: finished(d).pop("seed"), "missing or unknown: seed"),
-        (lambda d: finished(d).update(seed="0"), "seed is '0'"),
-        (lambda d: finished(d)["metrics"].pop("kl"), "lacks metrics"),
-        (lambda d: finished(d)["metrics"]["kl"].pop("se"), "kl: missing or unknown: se"),
+        (lambda d: finished(d).pop("seed"), r"cells\[0\] lacks 'seed'"),
+        (lambda d: finished(d).update(seed="0"), r"cells\[0\].seed is '0'"),
+        (lambda d: finished(d).update(speed=1), r"cells\[0\] has no place for 'speed'"),
+        (lambda d: finished(d)["metrics"].pop("kl"), "lacks the metric 'kl'"),
+        (lambda d: finished(d)["metrics"]["kl"].pop("se"), "metrics.kl lacks 'se'"),
         (lambda d: finished(d).update(environment={}), "does not say where it was run"),
-        (lambda d: d["cells"].append(d["cells"][0]), "two of cell"),
+        (lambda d: d["cells"].append(d["cells"][0]), "2 cells 'bijection-transformer"),
     ],
 )
 def test_the_schema_refuses(reproduced, spoil, complaint):
-    document = copy.deepcopy(reproduced[1])
-    results.check(document)
+    document = copy.deepcopy(reproduced[1].to_json())
+    assert Results.from_json(document) == reproduced[1]
     spoil(document)
-    with pytest.raises(ValueError, match=complaint):
-        results.check(document)
+    with pytest.raises(RecordError, match=complaint):
+        Results.from_json(document)
 
 
 def test_committed_results_fit_the_schema():
     for path in ROOT.glob("results/*/results.json"):
-        results.check(read_json(path))
+        assert read_record(path, Results).to_json() == read_json(path)
 
 
 def test_the_readme_quotes_what_the_results_say():
@@ -177,7 +204,7 @@ def test_quotes_follow_the_results(reproduced):
         "<!-- results: tiny table primitives -->\nold\n<!-- /results -->\n"
     )
     filled = quotes.fill(text, folder / "results")
-    values = tables.Found(document).values("hmm", "mlp", "kl")
+    values = tables.values(document, "hmm", "mlp", "kl")
     assert f"-->{sum(values) / 2:.3g} ±" in filled and "| model | accumulation |" in filled
     assert "old" not in filled and quotes.fill(filled, folder / "results") == filled
     (folder / "README.md").write_text(text)
@@ -200,34 +227,47 @@ def test_a_bad_marker_is_refused(reproduced, marker, complaint):
         quotes.fill(marker, reproduced[0] / "results")
 
 
-def cell(task="hmm", kl=0.001, accuracy=0.5, **floors):
-    metrics = {"kl": {"mean": kl}, "accuracy": {"mean": accuracy}}
-    floors = {name.replace("_", "-"): {"kl": value} for name, value in floors.items()}
-    return {"task": task, "metrics": metrics, "exact_entropy": 1.0, "floors": floors}
+@pytest.fixture
+def cell(reproduced):
+    """A finished cell with these numbers."""
+
+    def build(task="hmm", kl=0.001, accuracy=0.5, **floors):
+        some = next(x for x in reproduced[1].cells if x.finished)
+        numbers = {"kl": Estimate(kl, None), "accuracy": Estimate(accuracy, None)}
+        return replace(
+            some,
+            task=task,
+            metrics={**some.metrics, **numbers},
+            exact_entropy=1.0,
+            floors={name.replace("_", "-"): Floor(value, 0.0) for name, value in floors.items()},
+        )
+
+    return build
 
 
-def test_the_rule_of_primitives():
+def test_the_rule_of_primitives(cell):
     assert tables.passes(cell(kl=0.04, memory_1=0.2), "memory-1")
     assert not tables.passes(cell(kl=0.06, memory_1=9.0), "memory-1")  # far from exact
     assert not tables.passes(cell(kl=0.04, memory_1=0.19), "memory-1")  # near the floor
-    assert not tables.passes(cell(kl=None, memory_1=0.2), "memory-1")  # diverged
+    assert not tables.passes(cell(kl=math.nan, memory_1=0.2), "memory-1")  # diverged
     assert tables.passes(cell("recall", 0.3, 0.96, unbound=4.0), "unbound")
     assert not tables.passes(cell("recall", 0.3, 0.94, unbound=4.0), "unbound")
 
 
-def test_a_model_at_the_floor_is_not_an_architecture_that_fails():
-    assert tables.at_floor(cell(kl=0.51, uniform=0.513, constant=0.512))
-    assert not tables.at_floor(cell(kl=0.4, uniform=0.513, constant=0.512))
+def test_a_model_at_the_floor_is_not_an_architecture_that_fails(cell):
+    assert cell(kl=0.51, uniform=0.513, constant=0.512).at_floor()
+    assert not cell(kl=0.4, uniform=0.513, constant=0.512).at_floor()
 
 
 def test_readings_beside_the_paper(reproduced):
-    document = copy.deepcopy(reproduced[1])
-    found = tables.Found(document)
-
     def reading(task, row, metric, value, kl=1e-4):
-        for x in found.cells(task, row):
-            x["metrics"][metric]["mean"], x["metrics"]["kl"]["mean"] = value, kl
-        return tables._reading(task, row, found)
+        def changed(x: Cell) -> Cell:
+            numbers = {metric: Estimate(value, None), "kl": Estimate(kl, None)}
+            return replace(x, metrics={**x.metrics, **numbers}) if x.finished else x
+
+        document = reproduced[1]
+        document = replace(document, cells=[changed(x) for x in document.cells])
+        return tables._reading(task, row, document)
 
     assert reading("bijection", "lstm", "entropy_mae", 0.01) == "agrees"
     assert reading("bijection", "lstm", "entropy_mae", 0.001) == "lower"
@@ -240,33 +280,35 @@ def test_readings_beside_the_paper(reproduced):
 def test_spread():
     assert tables.spread([1.0, 3.0]) == "2 ± 1.41"
     assert tables.spread([0.5]) == "0.5 (1 seed)"
-    assert tables.spread([0.5, None]) == "diverged" and tables.spread([]) == "-"
+    assert tables.spread([0.5, math.nan]) == "diverged" and tables.spread([]) == "-"
 
 
-def test_geometry_is_summarised_from_the_file(tmp_path):
-    assert geometry.summary(tmp_path) == {}
-    estimate = {"mean": [0.1, 0.3], "se": [0.0, 0.0]}
-    part = {"mode": "zero", "entropy_mae_factor": 7.0, "kl_added": {"mean": 0.5, "se": 0.1}}
-    document = {
-        "attention": {"layers": [{"entropy": estimate}, {"entropy": {"mean": [0.1], "se": [0]}}]},
-        "clusters": {"reason": "ties"},
-        "ablation": {
-            "parts": [
-                {**part, "part": "block"},
-                {**part, "part": "block", "entropy_mae_factor": 3.0},
-                {**part, "part": "block", "mode": "mean", "entropy_mae_factor": 1.0},
-                {**part, "part": "head"},
-            ]
-        },
-    }
-    write_json(tmp_path / "geometry.json", document)
-    assert geometry.summary(tmp_path) == {
-        "attention_entropy_first": 0.2,
-        "attention_entropy_last": 0.1,
+def test_diagnostics_are_summed_up_in_a_few_numbers():
+    some = Estimate(0.5, 0.1)
+
+    def part(kind, factor=7.0, mode="zero"):
+        return AblatedPart(0, kind, None, mode, some, some, factor)
+
+    parts = [("block", 7.0), ("block", 3.0), ("head", 7.0)]
+    both = [part(kind, f, mode) for kind, f in parts for mode in ("zero", "mean")]
+    ablation = Ablation(some, some, both, 16, [], [Interchange(0, some, some, some, some, [1])])
+    geometry = Geometry(4, clusters=Skipped("ties"), ablation=ablation)
+    assert diagnostics.numbers(geometry) == {
         "layer_least": 3.0,
         "layer_most": 7.0,
         "head_most": 0.5,
     }
+
+
+def test_attention_is_summed_up_over_its_heads(reproduced):
+    folder, _ = reproduced
+    path = next((folder / "runs").glob("hmm-transformer-*-seed=0/geometry.json"))
+    geometry = read_record(path, Geometry)
+    layers = geometry.attention.layers
+    first = replace(layers[0], entropy=Estimates([0.1, 0.3, 0.2, 0.2], [0.0] * 4))
+    attention = replace(geometry.attention, layers=[first, *layers[1:]])
+    numbers = diagnostics.numbers(replace(geometry, attention=attention))
+    assert numbers["attention_entropy_first"] == pytest.approx(0.2)
 
 
 def test_the_papers_figures_are_of_our_rows():
@@ -277,21 +319,21 @@ def test_the_papers_figures_are_of_our_rows():
 def test_operations_of_a_dense_network_are_counted():
     """Of an MLP that sees its own position: 6 for each weight and position, but 4 for those of
     the first block and the features, through which no gradient has to go further."""
-    reader = plan.plan_cell(SCALES["tiny"], ROOT, "hmm", "mlp-position", 0, 1.0).cell.config
+    reader = plan.plan_cell(TINY, ROOT, "hmm", "mlp-position", 0, 1.0).cell.config
     counted, size = cost.sequence_flops(reader), results.parameters(reader)
     steps = reader.task_options["length"]
     assert 0.7 * 6 * size * steps < counted < 1.3 * 6 * size * steps
 
 
 def test_an_lstm_costs_what_its_products_cost():
-    config = plan.plan_cell(SCALES["tiny"], ROOT, "bijection", "lstm", 0, 1.0).cell.config
+    config = plan.plan_cell(TINY, ROOT, "bijection", "lstm", 0, 1.0).cell.config
     options = config.model_options
     products = 2 * 4 * options["width"] * (options["width"] + options["embed"])
     assert cost.sequence_flops(config) > 0.8 * 3 * 5 * products  # 5 tokens
 
 
 @pytest.mark.parametrize("scale,word", [("tiny", "core"), ("paper", "operations")])
-def test_estimate(scale, word, capsys, monkeypatch):
+def test_estimate(scale, word, capsys, monkeypatch, tiny_scale):
     monkeypatch.setattr(cost, "sequence_flops", lambda config: 10**9)
     assert main(["reproduce", "--scale", scale, "--estimate", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
@@ -300,7 +342,7 @@ def test_estimate(scale, word, capsys, monkeypatch):
     assert "about" in capsys.readouterr().out
 
 
-def test_bad_arguments_are_one_line_and_two(capsys, tmp_path):
+def test_bad_arguments_are_one_line_and_two(capsys, tmp_path, tiny_scale):
     place = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
     assert main(["reproduce", "--scale", "tiny", "--seeds", "0", *place]) == 2
     assert "--seeds must be at least 1" in capsys.readouterr().err

@@ -5,36 +5,37 @@ import json
 
 from bwt.cli.commands.geometry import add_arguments as add_arguments
 from bwt.geometry import ablate
+from bwt.records.estimates import Estimate
+from bwt.records.geometry import Ablation
 
 
 def run(arguments: argparse.Namespace) -> None:
-    found = ablate(
+    ablation = ablate(
         arguments.path,
         sequences=arguments.sequences,
         seed=arguments.seed,
         device=arguments.device,
         quiet=arguments.json,
     )
-    print(json.dumps(found) if arguments.json else table(found))
+    print(json.dumps(ablation.to_json()) if arguments.json else table(ablation))
 
 
-def table(found: dict) -> str:
+def table(ablation: Ablation) -> str:
     """What each part is worth: bits of KL added without it."""
 
-    def bits(x: dict) -> str:
-        return f"{x['mean']:10.4f} ±{x['se']:.0e}"
+    def bits(x: Estimate) -> str:
+        return f"{x.mean:10.4f} ±{x.se:.0e}"
 
-    base = found["kl"]
+    intact = ablation.kl
     lines = [
-        f"intact: {base['mean']:.4g} ± {base['se']:.1g} bits from exact Bayes (KL)",
+        f"intact: {intact.mean:.4g} ± {intact.se:.1g} bits from exact Bayes (KL)",
         f"{'taken out':<18}{'KL added, zero':>17}{'KL added, mean':>17}   entropy error, zero",
     ]
-    parts = found["parts"]
-    for zero, mean in zip(parts[::2], parts[1::2], strict=True):
-        name = f"layer {zero['layer']} {zero['part']}"
-        name += "" if zero["head"] is None else f" {zero['head']}"
+    for zero, mean in zip(ablation.parts[::2], ablation.parts[1::2], strict=True):
+        name = f"layer {zero.layer} {zero.part}"
+        name += "" if zero.head is None else f" {zero.head}"
         lines.append(
-            f"{name:<18}{bits(zero['kl_added']):>17}{bits(mean['kl_added']):>17}   "
-            f"x{zero['entropy_mae_factor']:.3g}"
+            f"{name:<18}{bits(zero.kl_added):>17}{bits(mean.kl_added):>17}   "
+            f"x{zero.entropy_mae_factor:.3g}"
         )
     return "\n".join(lines)

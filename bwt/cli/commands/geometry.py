@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from bwt.geometry import examine
 from bwt.geometry.examine import SEQUENCES
 from bwt.geometry.subject import SEED
+from bwt.report.diagnostics import summary
 
 
 def add_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
@@ -18,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    found = examine(
+    geometry = examine(
         arguments.path,
         sequences=arguments.sequences,
         seed=arguments.seed,
@@ -26,9 +27,7 @@ def run(arguments: argparse.Namespace) -> None:
         quiet=arguments.json,
     )
     if arguments.json:
-        print(json.dumps(found))
+        print(json.dumps(geometry.to_json()))
         return
-    from bwt.report.words import summary
-
-    print(summary(found))
+    print(summary(geometry))
     print(f"\nwritten to {arguments.path}/geometry.json; see it with `bwt report {arguments.path}`")

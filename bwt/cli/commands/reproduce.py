@@ -7,6 +7,7 @@ from pathlib import Path
 
 from bwt.cli.commands.sweep import Live, add_workers, say_unless, workers
 from bwt.progress import duration
+from bwt.records.results import Results
 from bwt.reproduce import SCALES, TABLES, Reproduction
 from bwt.sweep.processes import Processes
 
@@ -49,22 +50,22 @@ def run(arguments: argparse.Namespace) -> int:
         show=Live(arguments.json),
         say=say,
     )
-    document = reproduction.run()
+    results = reproduction.run()
     if arguments.json:
-        print(json.dumps(document))
+        print(json.dumps(results.to_json()))
     else:
-        _print(document, reproduction.out)
+        _print(results, reproduction.out)
     if reproduction.interrupted:
         say("interrupted; the same command continues it")
         return 130
-    return 1 if document["faults"] else 0
+    return 1 if results.faults else 0
 
 
-def _print(document: dict, out: Path) -> None:
+def _print(results: Results, out: Path) -> None:
     from bwt.reproduce.page import markdown_table
     from bwt.reproduce.tables import build
 
-    for table in build(document)[:-1]:
+    for table in build(results)[:-1]:
         if table.rows:
             print(f"\n{table.title}\n{markdown_table(table)}")
     print(f"\nwritten to {out}/results.json, README.md and index.html")

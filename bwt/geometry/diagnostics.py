@@ -1,0 +1,82 @@
+"""The diagnostics: each fills the section of geometry.json that has its name.
+
+A new one is a record in bwt/records/geometry.py, its computation in a file here, its cards and
+sentences in a file of bwt/report/diagnostics, and a line in each of the two lists.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import nn
+
+from bwt.geometry import ablation
+from bwt.geometry.attention import attention
+from bwt.geometry.bar import Bar
+from bwt.geometry.clusters import clusters
+from bwt.geometry.dissociation import dissociation
+from bwt.geometry.examples import examples
+from bwt.geometry.keys import keys
+from bwt.geometry.lengths import lengths
+from bwt.geometry.manifold import manifold
+from bwt.geometry.probes import probes
+from bwt.geometry.subject import Subject, blocks, has_attention
+from bwt.records import geometry as records
+from bwt.records.base import Record
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What a diagnostic may look at."""
+
+    subject: Subject  # the trained model on fresh sequences
+    untrained: Subject  # the same with the random weights it began with
+    steps: list[int]  # that have weights; 0 for those before training
+    load: Callable[[int], nn.Module]  # the model as it was at a step
+    seed: int
+
+    @property
+    def few(self) -> Subject:
+        """On a quarter of the sequences, for what is repeated at every checkpoint."""
+        return self.subject.part(slice(max(8, len(self.subject.batch.tokens) // 4)))
+
+
+@dataclass(frozen=True)
+class Diagnostic:
+    name: str
+    record: type[Record]
+    compute: Callable[[Opened, Bar], Record]
+    applies: Callable[[nn.Module], bool] = lambda model: True
+    work: Callable[[Opened], int] = lambda opened: 1  # ticks of the bar
+
+
+def _lengths(x: Opened, bar: Bar) -> Record:
+    subject = x.subject
+    count, device = len(subject.batch.tokens), subject.positions.device
+    return lengths(subject.task, subject.model, count, seed=x.seed, device=device)
+
+
+LOOKING = (
+    Diagnostic("examples", records.Examples, lambda x, bar: examples(x.subject)),
+    Diagnostic("keys", records.Keys, lambda x, bar: keys(x.subject, x.untrained), has_attention),
+    Diagnostic("attention", records.Attention, lambda x, bar: attention(x.subject), has_attention),
+    Diagnostic("manifold", records.Manifold, lambda x, bar: manifold(x.subject)),
+    Diagnostic("probes", records.Probes, lambda x, bar: probes(x.subject, x.untrained)),
+    Diagnostic("clusters", records.Clusters, lambda x, bar: clusters(x.subject, x.untrained)),
+    Diagnostic("lengths", records.Lengths, _lengths),
+    Diagnostic(
+        "dissociation",
+        records.Dissociation,
+        lambda x, bar: dissociation(x.few, x.steps, x.load, bar.tick),
+        work=lambda x: len(x.steps),
+    ),
+)
+# They change the model, and take longest.
+CHANGING = (
+    Diagnostic(
+        "ablation",
+        records.Ablation,
+        lambda x, bar: ablation.ablation(x.subject, bar),
+        applies=lambda model: bool(blocks(model)),
+        work=lambda x: ablation.work(x.subject),
+    ),
+)

@@ -1,0 +1,83 @@
+"""Each diagnostic for people: its cards, its sentences and its numbers, in a file of its own."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from bwt.records.geometry import Geometry, Skipped
+from bwt.report.cards import Card
+from bwt.report.diagnostics import (
+    ablation,
+    attention,
+    clusters,
+    dissociation,
+    examples,
+    keys,
+    lengths,
+    manifold,
+    probes,
+)
+from bwt.report.diagnostics.shown import Shown
+from bwt.report.words import known
+
+# In the order of the page.
+DIAGNOSTICS: tuple[Shown, ...] = (
+    examples.SHOWN,
+    attention.SHOWN,
+    keys.SHOWN,
+    manifold.SHOWN,
+    probes.SHOWN,
+    ablation.SHOWN,
+    dissociation.SHOWN,
+    clusters.SHOWN,
+    lengths.SHOWN,
+)
+
+
+def cards(geometry: Geometry) -> list[Card]:
+    """What `bwt geometry` and `bwt ablate` found; parts that were not run are left out."""
+    sections = ((shown, getattr(geometry, shown.name)) for shown in DIAGNOSTICS)
+    return [
+        card
+        for shown, section in sections
+        if section is not None and not isinstance(section, Skipped)
+        for card in shown.cards(section)
+    ]
+
+
+def skipped(geometry: Geometry) -> list[str]:
+    """What could not be measured, and why."""
+    sections = ((shown, getattr(geometry, shown.name)) for shown in DIAGNOSTICS)
+    return [f"{shown.title}: {x.reason}." for shown, x in sections if isinstance(x, Skipped)]
+
+
+def summary(geometry: Geometry) -> str:
+    """All of it in a few lines, for the terminal."""
+    lines: dict[str, str] = {}
+    for shown, section in _told(geometry):
+        lines |= shown.lines(section)
+    return "\n".join(f"{label + ':':<11}{text}" for label, text in lines.items())
+
+
+def numbers(geometry: Geometry) -> dict[str, float]:
+    """Those of a reproduction's tables that there are."""
+    found = {
+        name: number(section)
+        for shown, section in _told(geometry)
+        if not isinstance(section, Skipped)
+        for name, number in shown.numbers.items()
+    }
+    return {name: value for name, value in found.items() if known(value)}
+
+
+def in_order() -> list[Shown]:
+    """That of the record, in which diagnostics are told outside of the page."""
+    by_name = {shown.name: shown for shown in DIAGNOSTICS}
+    return [by_name[f.name] for f in dataclasses.fields(Geometry) if f.name in by_name]
+
+
+def _told(geometry: Geometry) -> Iterator[tuple[Shown, Any]]:
+    for shown in in_order():
+        section = getattr(geometry, shown.name)
+        if section is not None:
+            yield shown, section

@@ -1,0 +1,200 @@
+"""What happens when a model is changed: parts taken out, subspaces removed, states exchanged."""
+
+from collections.abc import Sequence
+
+from bwt import paper
+from bwt.records.geometry import AblatedPart, Ablation, Interchange, Removal
+from bwt.report import charts, words
+from bwt.report.cards import Card, table
+from bwt.report.charts import Series
+from bwt.report.diagnostics.shown import Shown
+
+
+def cards(section: Ablation) -> list[Card]:
+    zero, mean = (_taken_out(section, mode) for mode in ("zero", "mean"))
+    bits = "Bits of KL added when a part is {} (± standard error, paired). "
+    maps = [
+        Card(
+            "ablation-zero",
+            "What breaks without a part",
+            _map(zero, "Ablation by zero"),
+            bits.format("removed") + parts_in_words(section),
+            paper.NOTES["ablation"],
+            wide=True,
+        ),
+        Card(
+            "ablation-mean",
+            "The same, by mean",
+            _map(mean, "Ablation by mean"),
+            bits.format("replaced by its mean over sequences at each position"),
+            wide=True,
+        ),
+    ]
+    removal = [_removal(section.removal)] if section.removal else []
+    return [*maps, *removal, _interchange(section.interchange)]
+
+
+def _taken_out(section: Ablation, mode: str, part: str | None = None) -> list[AblatedPart]:
+    return [x for x in section.parts if x.mode == mode and part in (None, x.part)]
+
+
+def _map(parts: Sequence[AblatedPart], title: str) -> str:
+    def name(x: AblatedPart) -> str:
+        return x.part if x.head is None else f"head {x.head}"
+
+    layers = sorted({x.layer for x in parts})
+    columns = list(dict.fromkeys(map(name, parts)))
+    added = {(x.layer, name(x)): x.kl_added for x in parts}
+    top = max([x.mean for x in added.values() if words.known(x.mean)], default=0.0)
+    top = max(top, 1e-12)
+    # By the square root: small effects stay visible, large ones do not hide each other.
+    values = [
+        [max(0.0, added[i, c].mean / top) ** 0.5 if (i, c) in added else None for c in columns]
+        for i in layers
+    ]
+    texts = [[words.pm(added[i, c]) if (i, c) in added else "" for c in columns] for i in layers]
+    return charts.table_map(values, texts, [f"layer {i}" for i in layers], columns, title)
+
+
+def _removal(rows: Sequence[Removal]) -> Card:
+    head = ["output of", "target", "rank", "encoded", "readout", "random", "principal", "R² left"]
+    body = [
+        [
+            f"layer {x.layer}",
+            x.target,
+            str(x.rank),
+            words.pm(x.kl_added.encoded),
+            words.pm(x.kl_added.readout),
+            words.pm(x.kl_added.random),
+            words.pm(x.kl_added.principal),
+            words.pm(x.r2_left.readout),
+        ]
+        for x in rows
+    ]
+    reading = removal_in_words(rows) + (
+        " The table: bits of KL added by removing subspaces of equal rank, and what a new probe "
+        "finds after the readout directions are gone."
+    )
+    return Card("removal", "Is what is read also used?", table(head, body), reading, wide=True)
+
+
+def _interchange(rows: Sequence[Interchange]) -> Card:
+    curves = {
+        "to the other's posterior": [x.other for x in rows],
+        "to its own": [x.own for x in rows],
+        "undisturbed": [x.plain for x in rows],
+    }
+    series = [
+        Series(
+            name,
+            list(range(len(rows))),
+            [x.mean for x in curve],
+            [x.se for x in curve],
+            color=i,
+            dots=True,
+            dashed=name == "undisturbed",
+        )
+        for i, (name, curve) in enumerate(curves.items())
+    ]
+    picture = charts.lines(
+        series,
+        "Interchange",
+        "state exchanged after layer",
+        "KL / bits",
+        names=[str(x.layer) for x in rows],
+        log_y=True,
+    )
+    reading = interchange_in_words(rows)
+    return Card("interchange", "Does a state carry the belief?", picture, reading)
+
+
+def parts_in_words(section: Ablation) -> str:
+    text = f"Intact: {words.pm(section.kl)} bits. "
+    layers = _taken_out(section, "zero", "block")
+    if layers:
+        least = min(layers, key=lambda x: x.entropy_mae_factor)
+        text += (
+            "Skipping a layer makes the entropy error at least "
+            f"{words.num(least.entropy_mae_factor)} times as large (layer {least.layer} matters "
+            "least). "
+        )
+    heads = sorted(_taken_out(section, "zero", "head"), key=lambda x: -x.kl_added.mean)
+    if len(heads) > 1:
+        first, second = heads[:2]
+        text += (
+            f"The head that matters most is head {first.head} of layer {first.layer} "
+            f"({words.pm(first.kl_added)} bits added); the next, head {second.head} of layer "
+            f"{second.layer}, adds {words.pm(second.kl_added)}."
+        )
+    return text
+
+
+def removal_in_words(rows: Sequence[Removal]) -> str:
+    """Of the posterior, in the layer where removing it costs most."""
+    rows = [x for x in rows if x.target == "posterior"]
+    if not rows:
+        return ""
+    row = max(rows, key=lambda x: x.kl_added.encoded.mean)
+    added, left = row.kl_added, row.r2_left.readout
+    text = (
+        f"Taking the {words.plural(row.rank, 'dimension')} in which layer {row.layer} encodes the "
+        f"posterior out of its output adds {words.pm(added.encoded)} bits; random ones add "
+        f"{words.pm(added.random)}, the leading principal components {words.pm(added.principal)}. "
+        f"Removing the probe's own directions adds {words.pm(added.readout)} bits and leaves R² "
+        f"{words.pm(left)} for a new probe"
+    )
+    if left is not None and left.mean > 0.1:
+        text += ": the state says it in other directions too, so that removal tests nothing"
+    return text + "."
+
+
+def interchange_in_words(rows: Sequence[Interchange]) -> str:
+    follows: list[int] = []  # the last layers in a row at which the other sequence wins
+    for row in reversed(rows):
+        if row.other.mean >= row.own.mean:
+            break
+        follows.insert(0, row.layer)
+    steps = ", ".join(map(str, rows[0].steps))
+    text = (
+        f"The state of one position (steps {steps}) is replaced by that of another sequence, whose "
+        f"posterior differs by {words.num(rows[0].tvd_between.mean)} (total variation). "
+    )
+    if not follows:
+        return text + "After the last layer the prediction is not nearer to that posterior."
+    return text + (
+        f"From layer {follows[0]} on the prediction is nearer to the other sequence's posterior "
+        "than to its own. After the last layer this is so in any good model: only the head follows."
+    )
+
+
+def _layer_factors(section: Ablation) -> list[float]:
+    """By how much the entropy error grows without each layer, least first."""
+    return sorted(x.entropy_mae_factor for x in _taken_out(section, "zero", "block"))
+
+
+def _head_costs(section: Ablation) -> list[float]:
+    """KL added without each head, in bits, most first."""
+    return sorted((x.kl_added.mean for x in _taken_out(section, "zero", "head")), reverse=True)
+
+
+def _at(values: list[float], index: int) -> float | None:
+    return values[index] if -len(values) <= index < len(values) else None
+
+
+SHOWN = Shown(
+    "ablation",
+    "Ablation",
+    Ablation,
+    cards,
+    command="ablate",
+    numbers={
+        "layer_least": lambda section: _at(_layer_factors(section), 0),
+        "layer_most": lambda section: _at(_layer_factors(section), -1),
+        "head_most": lambda section: _at(_head_costs(section), 0),
+        "head_second": lambda section: _at(_head_costs(section), 1),
+    },
+    legend=(
+        "entropy error without the least and the most important layer, as a multiple of the "
+        "intact one; KL added in bits without the head that matters most, and the second"
+    ),
+)

@@ -1,0 +1,122 @@
+"""Do states lie on a curve, and is the curve ordered by uncertainty?"""
+
+from bwt import paper
+from bwt.records.estimates import Estimate
+from bwt.records.geometry import Cloud, Manifold
+from bwt.report import charts, words
+from bwt.report.cards import Card, table
+from bwt.report.diagnostics.shown import Shown
+
+
+def cards(section: Manifold) -> list[Card]:
+    last = list(section.clouds)[-2:]
+    planes = [draw(section, label) for label in last for draw in (_by_entropy, _by_step)]
+    return [*planes, _table(section)]
+
+
+def _by_entropy(section: Manifold, label: str) -> Card:
+    reading, note = in_words(section, label), paper.NOTES["manifold"]
+    return _plane(section, label, "entropy", "exact entropy / bits", reading, note)
+
+
+def _by_step(section: Manifold, label: str) -> Card:
+    reading = (
+        "The same points coloured by their step: where both pictures look alike, uncertainty and "
+        "position cannot be told apart by eye."
+    )
+    return _plane(section, label, "step", "step", reading, "")
+
+
+def _plane(section: Manifold, label: str, value: str, unit: str, reading: str, note: str) -> Card:
+    points = section.points[label]
+    picture = charts.scatter(
+        points.x,
+        points.y,
+        getattr(points, value),
+        f"{label} by {value}",
+        "component 1",
+        "component 2",
+        unit,
+    )
+    name = label.replace(" ", "-")
+    title = f"{label.capitalize()}, coloured by {value}"
+    return Card(f"manifold-{name}-{value}", title, picture, reading, note)
+
+
+def _table(section: Manifold) -> Card:
+    head = ["", "PC1", "PC1+2", "dim.", "R² PC1", "given position", "|ρ| PC1", "given position"]
+    head += ["R² fitted", "given position"]
+    rows = [
+        [
+            label,
+            words.percent(cloud.share[0]),
+            words.percent(sum(cloud.share[:2])),
+            words.num(cloud.dimensions),
+            words.pm(cloud.first.r2),
+            words.pm(cloud.first.r2_within),
+            words.pm(cloud.first.spearman),
+            words.pm(cloud.first.spearman_within),
+            words.pm(cloud.fitted.r2),
+            words.pm(cloud.fitted.r2_within),
+        ]
+        for label, cloud in section.clouds.items()
+    ]
+    reading = (
+        "How well one coordinate gives the posterior entropy: the first principal component (R² "
+        "and Spearman's ρ), and the best linear one, fitted on half of the sequences and scored on "
+        "the others. “Given position” is what remains when each position's mean is taken away; – "
+        "where nothing remains."
+    )
+    return Card("manifold", "States and uncertainty", table(head, rows), reading, wide=True)
+
+
+def in_words(section: Manifold, label: str) -> str:
+    cloud = section.clouds[label]
+    text = (
+        f"The first component holds {words.percent(cloud.share[0])} of the variance, the first two "
+        f"{words.percent(sum(cloud.share[:2]))}; effectively {_dimensions(cloud.dimensions)}. "
+        f"The first component gives the entropy with R² {words.pm(cloud.first.r2)}, the best "
+        f"linear coordinate with {words.pm(cloud.fitted.r2)} on other sequences. "
+    )
+    if not section.entropy_varies_within_position:
+        return text + (
+            "In this task the position determines the entropy: a curve ordered by uncertainty "
+            "cannot be told from one ordered by position, and nothing here shows which it is."
+        )
+    return text + (
+        f"With the position held fixed: {words.pm(cloud.first.r2_within)} and "
+        f"{words.pm(cloud.fitted.r2_within)}."
+    )
+
+
+def _dimensions(x: float) -> str:
+    return f"{words.num(x)} dimension" + ("" if abs(x - 1) < 0.05 else "s")
+
+
+def _last(section: Manifold) -> Cloud:
+    """The last attention's output, or the last states of a model without attention."""
+    labels = list(section.clouds)
+    return section.clouds[([x for x in labels if x.startswith("attention")] or labels)[-1]]
+
+
+def _mean(x: Estimate | None) -> float | None:
+    return None if x is None else x.mean
+
+
+SHOWN = Shown(
+    "manifold",
+    "States",
+    Manifold,
+    cards,
+    sentences={"states": lambda section: in_words(section, list(section.clouds)[-1])},
+    numbers={
+        "pc1": lambda section: _last(section).share[0],
+        "entropy_r2": lambda section: _mean(_last(section).first.r2),
+        "entropy_r2_within": lambda section: _mean(_last(section).first.r2_within),
+    },
+    legend=(
+        "share of the first component of the last attention's output, and its R2 with the exact "
+        "entropy, over all states and within a position (without repeated keys the entropy of a "
+        "bijection is a function of the position: there is nothing within)"
+    ),
+)
