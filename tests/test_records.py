@@ -12,7 +12,7 @@ import pytest
 from bwt.records import floors
 from bwt.records.base import Document, Record, RecordError, plain
 from bwt.records.estimates import Estimate, Estimates
-from bwt.records.metrics import Progress
+from bwt.records.metrics import MetricsRow
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def test_lists_that_belong_together_are_equally_long():
 
 def test_a_line_of_metrics_without_a_schema_is_of_the_first():
     line = {"step": 3, "seconds": 0.5, "sequences": 12, "loss": None, "excess": 0.1}
-    row = Progress.from_json(line)
+    row = MetricsRow.from_json(line)
     assert (row.step, row.loss, row.excess, row.evaluation) == (3, None, 0.1, None)
     assert plain(row) == {"step": 3, "seconds": 0.5, "sequences": 12, "excess": 0.1}
 

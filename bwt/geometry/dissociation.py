@@ -52,7 +52,7 @@ class _Snapshot:
 
 
 def _compare(step: int, now: _Snapshot, final: _Snapshot, subject: Subject) -> Checkpoint:
-    found = Checkpoint(
+    checkpoint = Checkpoint(
         step=step,
         kl=stats.estimate(now.kl),
         entropy_mae=stats.estimate(now.entropy_mae),
@@ -62,16 +62,16 @@ def _compare(step: int, now: _Snapshot, final: _Snapshot, subject: Subject) -> C
     )
     if subject.entropy.std() > 1e-6:
         r2 = fit(now.states, subject.entropy[..., None], within=False).r2()
-        found = replace(found, entropy_r2=r2 and r2.mean)
+        checkpoint = replace(checkpoint, entropy_r2=r2 and r2.mean)
     if now.maps:
         pairs = zip(now.maps, final.maps, strict=True)
         layers = [stats.jensen_shannon(a, b).mean((1, 2)) for a, b in pairs]  # [B] each
-        found = replace(
-            found,
+        checkpoint = replace(
+            checkpoint,
             attention=stats.estimate(torch.stack(layers).mean(0)),
             attention_layers=[layer.mean().item() for layer in layers],
         )
-    return found
+    return checkpoint
 
 
 def spread(states: Tensor, entropy: Tensor) -> float:

@@ -1,5 +1,6 @@
 """Numbers with their standard errors."""
 
+import math
 from dataclasses import dataclass
 
 from bwt.records.base import Record, check_lengths
@@ -11,6 +12,11 @@ class Estimate(Record):
 
     mean: float
     se: float | None  # None if there are too few sequences to tell
+
+    @property
+    def error(self) -> float:
+        """The standard error for a format, which does not take None."""
+        return math.nan if self.se is None else self.se
 
 
 @dataclass(frozen=True)

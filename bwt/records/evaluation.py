@@ -108,7 +108,7 @@ class Evaluation(Record):
         model, name, floor = self.model.overall, self.best_floor(), self.floor_kl()
         kl = model["kl"]
         lines = [
-            f"{kl.mean:.3g} ± {kl.se:.1g} bits from exact Bayes (KL); "
+            f"{kl.mean:.3g} ± {kl.error:.1g} bits from exact Bayes (KL); "
             f"entropy off by {model['entropy_mae'].mean:.3g} bits."
         ]
         if self.beats_floor():
@@ -151,8 +151,8 @@ class Evaluations(Document):
             return super().from_json(value)  # which refuses it
         fields = dict(value)
         parts = {name: fields.pop(name) for name in ("schema", "lengths") if name in fields}
-        found = super().from_json({**parts, "own": None})
-        return cls(Evaluation.from_json(fields), found.lengths) if fields else found
+        others = super().from_json({**parts, "own": None})
+        return cls(Evaluation.from_json(fields), others.lengths) if fields else others
 
 
 def _memory_in_words(memory: EffectiveMemory) -> str:
@@ -172,7 +172,7 @@ def _number(x: Estimate) -> str:
     """With its standard error if it has one; rounding errors are shown as zero."""
     mean = 0.0 if abs(x.mean) < 1e-9 else x.mean
     digits = f"{mean:.2e}" if 0 < abs(mean) < 1e-3 else f"{mean:.4f}"
-    return f"{digits} ±{x.se:.0e}" if x.se > 1e-12 else digits
+    return f"{digits} ±{x.se:.0e}" if x.error > 1e-12 else digits
 
 
 def _aligned(columns: dict[str, list[str]]) -> str:

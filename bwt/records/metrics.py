@@ -7,7 +7,7 @@ from bwt.records.base import Document
 
 
 @dataclass(frozen=True)
-class Progress(Document):
+class MetricsRow(Document):
     step: int
     seconds: float = 0.0  # of training, without evaluations
     sequences: int = 0  # seen so far

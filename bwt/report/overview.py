@@ -2,7 +2,7 @@
 
 from bwt.records.evaluation import Evaluation
 from bwt.records.floors import is_scale
-from bwt.records.metrics import Progress
+from bwt.records.metrics import MetricsRow
 from bwt.report import charts, words
 from bwt.report.cards import Card
 from bwt.report.charts import Series
@@ -102,7 +102,7 @@ def _kl_by_step(evaluation: Evaluation) -> Card:
     return Card("kl", "Distance from exact Bayes", picture, by_step(evaluation))
 
 
-def _learning(run: Run, rows: list[Progress]) -> Card:
+def _learning(run: Run, rows: list[MetricsRow]) -> Card:
     steps = [row.step for row in rows]
     series = [
         Series("KL", steps, [row.evaluation.get("kl") for row in rows], dots=True),

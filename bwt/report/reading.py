@@ -9,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 
 from bwt.records.evaluation import Evaluation, Evaluations
 from bwt.records.geometry import Geometry
-from bwt.records.metrics import Progress
+from bwt.records.metrics import MetricsRow
 from bwt.runs.config import TrainConfig
 from bwt.runs.directory import RunDirectory
 from bwt.runs.files import RunError, read_object, read_record, reason_of
@@ -21,7 +21,7 @@ class Run:
     path: Path
     config: TrainConfig
     evaluation: Evaluation  # at its own length
-    metrics: list[Progress]
+    metrics: list[MetricsRow]
     geometry: Geometry | None  # None if neither `bwt geometry` nor `bwt ablate` was run
     num_parameters: int
     device: str

@@ -136,8 +136,8 @@ def followups(scale: Scale, chosen: list[Planned], only: str | None) -> list[lis
     looked = [x for x in chosen if (x.task, x.row) in LOOKED_INTO and x.seed == 0]
     stages = [lengths if only in (None, "lengths") else []]
     for table, command, done in (
-        ("geometry", "geometry", lambda found: found.examined),
-        ("ablation", "ablate", lambda found: found.ablation is not None),
+        ("geometry", "geometry", lambda geometry: geometry.examined),
+        ("ablation", "ablate", lambda geometry: geometry.ablation is not None),
     ):
         if only in (None, table):
             stages.append([_look(x, command, done, scale.sequences) for x in looked])
@@ -151,8 +151,8 @@ def _lengths(x: Planned) -> Command:
     words = ("eval", str(x.cell.path), "--length", *wanted, "--sequences", sequences)
 
     def done() -> bool:
-        found = read_former(path, Evaluations)
-        return found is not None and set(wanted) <= set(found.lengths)
+        former = read_former(path, Evaluations)
+        return former is not None and set(wanted) <= set(former.lengths)
 
     return Command(f"{x.cell.name}-lengths", words, done)
 
@@ -162,8 +162,8 @@ def _look(x: Planned, command: str, done: Callable[[Geometry], bool], sequences:
     words = (command, str(x.cell.path), "--sequences", str(sequences))
 
     def finished() -> bool:
-        found = read_former(path, Geometry)
-        return found is not None and done(found)
+        former = read_former(path, Geometry)
+        return former is not None and done(former)
 
     return Command(f"{x.cell.name}-{command}", words, finished)
 

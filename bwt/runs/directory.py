@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bwt.records.metrics import Progress
+from bwt.records.metrics import MetricsRow
 from bwt.runs.files import (
     RunError,
     clean,
@@ -116,7 +116,7 @@ class RunDirectory:
     def read_config(self) -> dict[str, Any]:
         return read_object(self.path / "config.json")
 
-    def append_metrics(self, row: Progress) -> None:
+    def append_metrics(self, row: MetricsRow) -> None:
         path = self.path / "metrics.jsonl"
         try:
             with open(path, "a") as file:
@@ -124,7 +124,7 @@ class RunDirectory:
         except OSError as error:
             raise OSError(f"{path} cannot be written: {reason_of(error)}") from error
 
-    def read_metrics(self) -> list[Progress]:
+    def read_metrics(self) -> list[MetricsRow]:
         """Rows in order; lines that are none, as one cut off by a crash, are left out."""
         return [row for row in map(_row, self._metrics_lines()) if row is not None]
 
@@ -151,8 +151,8 @@ class RunDirectory:
         return len(rows) - len(readable)
 
 
-def _row(line: str) -> Progress | None:
+def _row(line: str) -> MetricsRow | None:
     try:
-        return Progress.from_json(loads(line))
+        return MetricsRow.from_json(loads(line))
     except (ValueError, RecursionError):
         return None

@@ -16,8 +16,8 @@ from torch.nn import functional
 from bwt import evaluate, tasks
 from bwt.evaluate import NotProbabilities, predictor
 from bwt.progress import Progress
-from bwt.records import metrics
 from bwt.records.evaluation import Evaluation, Evaluations
+from bwt.records.metrics import MetricsRow
 from bwt.runs import checkpoints
 from bwt.runs.config import TrainConfig
 from bwt.runs.directory import RunDirectory
@@ -192,7 +192,7 @@ class Trainer:
 
     def log(self, exact: float, found: Evaluation | None) -> None:
         loss = self.loss_bits()
-        row = metrics.Progress(
+        row = MetricsRow(
             step=self.step,
             seconds=round(self.seconds, 3),
             sequences=self.step * self.config.batch_size * distributed.world_size(),

@@ -14,7 +14,7 @@ from damaged_runs import COMMANDS, CONFIG, DAMAGES, FILES, LAST
 
 from bwt import train
 from bwt.cli import main
-from bwt.records.metrics import Progress
+from bwt.records.metrics import MetricsRow
 from bwt.runs.checkpoints import read_tensors, write_tensors
 from bwt.runs.directory import RunDirectory
 from bwt.runs.files import RunError, write_atomically
@@ -143,7 +143,7 @@ def test_bare_nan_of_before_is_read_as_null(run):
     path = run / "metrics.jsonl"
     with open(path, "a") as file:
         file.write('{"step": 4, "loss": NaN, "excess": -Infinity}\n')
-    assert RunDirectory(run).read_metrics()[-1] == Progress(4, loss=None, excess=None)
+    assert RunDirectory(run).read_metrics()[-1] == MetricsRow(4, loss=None, excess=None)
 
 
 @contextlib.contextmanager

@@ -24,11 +24,11 @@ def table(ablation: Ablation) -> str:
     """What each part is worth: bits of KL added without it."""
 
     def bits(x: Estimate) -> str:
-        return f"{x.mean:10.4f} ±{x.se:.0e}"
+        return f"{x.mean:10.4f} ±{x.error:.0e}"
 
     intact = ablation.kl
     lines = [
-        f"intact: {intact.mean:.4g} ± {intact.se:.1g} bits from exact Bayes (KL)",
+        f"intact: {intact.mean:.4g} ± {intact.error:.1g} bits from exact Bayes (KL)",
         f"{'taken out':<18}{'KL added, zero':>17}{'KL added, mean':>17}   entropy error, zero",
     ]
     for zero, mean in zip(ablation.parts[::2], ablation.parts[1::2], strict=True):

@@ -26,9 +26,9 @@ def run(arguments: argparse.Namespace) -> None:
     check_sequences("eval", arguments.sequences)
     device = local_device(arguments.device)
     task, model, _ = train.load(arguments.path, arguments.step, device)
-    found = {}
+    evaluations = {}
     for length in arguments.length or [None]:
-        found[length] = evaluate.evaluate(
+        evaluations[length] = evaluate.evaluate(
             evaluate.predictor(model),
             task if length is None else task.with_length(length),
             num_sequences=arguments.sequences,
@@ -38,18 +38,19 @@ def run(arguments: argparse.Namespace) -> None:
         )
         if not arguments.json:
             title = "" if length is None else f"{task.length_option} {length}\n"
-            print(f"{title}{found[length].table()}\n\n{found[length].verdict()}\n")
+            evaluation = evaluations[length]
+            print(f"{title}{evaluation.table()}\n\n{evaluation.verdict()}\n")
     if arguments.step is None:
-        _write(RunDirectory(arguments.path), found)
+        _write(RunDirectory(arguments.path), evaluations)
     if arguments.json:
-        documents = [{"length": k, **v.to_json()} for k, v in found.items()]
+        documents = [{"length": k, **v.to_json()} for k, v in evaluations.items()]
         print(json.dumps(documents if arguments.length else documents[0]))
 
 
-def _write(run: RunDirectory, found: dict[int | None, Evaluation]) -> None:
+def _write(run: RunDirectory, evaluations: dict[int | None, Evaluation]) -> None:
     """Beside what evaluation.json has of other lengths."""
     path = run.path / "evaluation.json"
     former = read_former(path, Evaluations) or Evaluations(None)
-    own = found.get(None, former.own)
-    lengths = {str(k): v for k, v in found.items() if k is not None}
+    own = evaluations.get(None, former.own)
+    lengths = {str(k): v for k, v in evaluations.items() if k is not None}
     write_json(path, Evaluations(own, former.lengths | lengths).to_json())

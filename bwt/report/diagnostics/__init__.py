@@ -61,13 +61,13 @@ def summary(geometry: Geometry) -> str:
 
 def numbers(geometry: Geometry) -> dict[str, float]:
     """Those of a reproduction's tables that there are."""
-    found = {
+    values = {
         name: number(section)
         for shown, section in _told(geometry)
         if not isinstance(section, Skipped)
         for name, number in shown.numbers.items()
     }
-    return {name: value for name, value in found.items() if known(value)}
+    return {name: value for name, value in values.items() if known(value)}
 
 
 def in_order() -> list[Shown]:

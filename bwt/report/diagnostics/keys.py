@@ -9,11 +9,11 @@ from bwt.report.diagnostics.shown import Shown
 
 
 def cards(section: Keys) -> list[Card]:
-    models = (section.trained, section.untrained)
+    trained, untrained = section.trained, section.untrained
+    columns = (trained.plain, untrained.plain, trained.centred, untrained.centred)
     rows = [
-        [f"layer {i}", *(words.pm(_over_heads(kind[i])) for kind in kinds)]
-        for kinds in [[*(m.plain for m in models), *(m.centred for m in models)]]
-        for i in range(len(section.trained.plain))
+        [f"layer {i}", *(words.pm(_over_heads(heads)) for heads in layer)]
+        for i, layer in enumerate(zip(*columns, strict=True))
     ]
     head = ["", "|cos|", "untrained", "|cos| centred", "untrained"]
     reading = in_words(section) + (
