@@ -7,7 +7,6 @@ from typing import Any
 from bwt.options import build, check_options, option
 
 
-
 @dataclass(frozen=True)
 class TrainConfig:
     """Fields without help are set by the command from other flags."""
