@@ -192,8 +192,8 @@ def test_one_that_recovers_is_a_result(tmp_path, monkeypatch):
 
 def test_weights_that_the_loss_has_not_shown_yet_are_not_saved(tmp_path, monkeypatch):
     """Spoiled by the very update that a checkpoint follows."""
-    step = sorted(train.log_spaced(40, 4, first=10))[1]
-    optimizer_step = train.Optimizer.step
+    step = sorted(loop.log_spaced(40, 4, first=10))[1]
+    optimizer_step = loop.Optimizer.step
 
     def patched(self, factor):
         optimizer_step(self, factor)
