@@ -53,8 +53,8 @@ def toolkit_libraries() -> list[str]:
     top = re.search(r"TOP=(.*)", nvcc_says("-dryrun", "x.cu"))
     home = Path(top[1] if top else Path(find_nvcc()).parents[1]).resolve()
     folders = ("lib64", "lib", "targets/*/lib")
-    found = [path.parent for folder in folders for path in home.glob(f"{folder}/libcudart.so")]
-    return sorted({str(folder.resolve()) for folder in found})
+    places = [path.parent for folder in folders for path in home.glob(f"{folder}/libcudart.so")]
+    return sorted({str(folder.resolve()) for folder in places})
 
 
 def same_cuda() -> bool:
@@ -82,16 +82,16 @@ def gencode_flags() -> list[str]:
     wanted = os.environ.get("TORCH_CUDA_ARCH_LIST") or ";".join(newest) + "+PTX"
     flags = []
     for arch in re.split(r"[;,\s]+", wanted.strip("; ,")):
-        found = re.fullmatch(r"(\d+)\.(\d)([af]?)(\+PTX)?", arch)
-        if found is None or found[1] + found[2] not in known:
+        parts = re.fullmatch(r"(\d+)\.(\d)([af]?)(\+PTX)?", arch)
+        if parts is None or parts[1] + parts[2] not in known:
             names = ", ".join(f"{number[:-1]}.{number[-1]}" for number in known)
             raise SystemExit(
                 f"setup.py: TORCH_CUDA_ARCH_LIST has {arch!r}: this nvcc compiles for {names}; "
                 "separate them by ; and append +PTX to embed PTX"
             )
-        number = "".join(found.group(1, 2, 3))
+        number = "".join(parts.group(1, 2, 3))
         flags.append(f"-gencode=arch=compute_{number},code=sm_{number}")
-        if found[4]:
+        if parts[4]:
             flags.append(f"-gencode=arch=compute_{number},code=compute_{number}")
     return flags
 

@@ -106,12 +106,12 @@ def _attach_tap(module: Tapped, tap: str, listener: Listener) -> Callable[[], No
 
 
 def _match(patterns: tuple[str, ...], sources: dict) -> list[str]:
-    found: dict[str, None] = {}
+    wanted: dict[str, None] = {}
     for pattern in patterns:
         expression = re.escape(pattern).replace(r"\*\*", ".*").replace(r"\*", "[^.]*")
         matches = [name for name in sources if re.fullmatch(expression, name)]
         if not matches:
             known = ", ".join(sources) or "nothing"
             raise ValueError(f"capture: {pattern!r} matches nothing; this model has: {known}")
-        found.update(dict.fromkeys(matches))
-    return list(found)
+        wanted.update(dict.fromkeys(matches))
+    return list(wanted)

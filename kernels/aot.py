@@ -125,7 +125,7 @@ def nvidia_resources(cubin: bytes) -> dict:
     """What ptxas made of it. LOCAL stays 0 in kernels that spill, so the stack and the opcodes of
     local memory are looked at instead."""
     usage = _cuobjdump("--dump-resource-usage", cubin)
-    found = dict(re.findall(r"\b(REG|STACK|SHARED):(\d+)", usage))
+    used = dict(re.findall(r"\b(REG|STACK|SHARED):(\d+)", usage))
     opcodes: dict[str, int] = {}
     for opcode in re.findall(
         r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", _cuobjdump("-sass", cubin)
@@ -136,8 +136,8 @@ def nvidia_resources(cubin: bytes) -> dict:
         return sum(n for opcode, n in opcodes.items() if re.match(pattern, opcode))
 
     return {
-        "registers": int(found["REG"]),
-        "stack": int(found["STACK"]),
+        "registers": int(used["REG"]),
+        "stack": int(used["STACK"]),
         "spills": count(r"(STL|LDL)\b"),
         "tensor_core": count(TENSOR_CORE),
         "tensor_core_kinds": sorted({o.split(".")[0] for o in opcodes if TENSOR_CORE.match(o)}),
@@ -228,8 +228,8 @@ def summarise(records: list[dict]) -> str:
             f"{worst['stack']:>8}{worst['spills']:>8}{worst['shared']:>9}"
             f"{SHARED_MEMORY[arch]:>9}{faults:>8}"
         )
-    found = [(record, fault(record)) for record in records]
-    lines += [f"{record['arch']} {record['name']}: {why}" for record, why in found if why]
+    judged = [(record, fault(record)) for record in records]
+    lines += [f"{record['arch']} {record['name']}: {why}" for record, why in judged if why]
     return "\n".join(lines)
 
 

@@ -435,8 +435,8 @@ def lookup(op: str, kernel: str, dtype: str, size: int, arch: str) -> tuple[Conf
     served = {"bf16": "fp16", "fp64": "fp32"}.get(dtype, dtype)
     places = (arch, SERVED_AS.get(arch), "any") if arch in ARCHITECTURES else ()
     for name in (dtype, served):
-        if device and (found := tuned.table(device).get((op, kernel, name, size))) is not None:
-            return tuple(Config(*config) for config in found)
+        if device and (configs := tuned.table(device).get((op, kernel, name, size))) is not None:
+            return tuple(Config(*config) for config in configs)
         for place in places:
             if (op, kernel, name, size, place) in TABLE:
                 return TABLE[op, kernel, name, size, place]

@@ -48,8 +48,8 @@ def of_device(index: int | None) -> str:
     """The slug of a CUDA device that has a table; empty if it has none."""
     import torch
 
-    found = slug(torch.cuda.get_device_name(index))
-    return found if path(found).exists() else ""
+    name = slug(torch.cuda.get_device_name(index))
+    return name if path(name).exists() else ""
 
 
 def or_device(architecture):

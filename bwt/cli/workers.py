@@ -51,10 +51,10 @@ class Live:
     def __init__(self, quiet: bool):
         self.shown = not quiet and sys.stderr.isatty()
 
-    def __call__(self, found: Sweep) -> None:
+    def __call__(self, sweep: Sweep) -> None:
         if self.shown:
             self.clear()
-            print(status_line(found)[:150], end="", file=sys.stderr, flush=True)
+            print(status_line(sweep)[:150], end="", file=sys.stderr, flush=True)
 
     @staticmethod
     def clear() -> None:

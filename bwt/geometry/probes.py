@@ -59,12 +59,12 @@ def fit(x: Tensor, y: Tensor, *, within: bool, order: Tensor | None = None) -> P
 
 def targets(subject: Subject) -> dict[str, Tensor]:
     """[B, P, K] each; those that vary at all."""
-    found = {
+    targets = {
         "posterior": subject.exact,
         "entropy": subject.entropy[..., None],
         "eliminated": (subject.exact == 0).double(),
     }
-    return {name: y for name, y in found.items() if (y - y.mean((0, 1))).abs().max() > 1e-6}
+    return {name: y for name, y in targets.items() if (y - y.mean((0, 1))).abs().max() > 1e-6}
 
 
 def probes(subject: Subject, untrained: Subject) -> Probes:

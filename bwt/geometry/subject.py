@@ -92,10 +92,10 @@ def stages(model: nn.Module) -> list[str]:
     """Names of the residual stream (or hidden state) from the input to the head: the embedding,
     then each block, with the value between its attention and its MLP if it has one."""
     known = set(taps.names(model))
-    found = ["embed"]
+    names = ["embed"]
     for index in range(len(blocks(model))):
-        found += [name for name in (f"blocks.{index}.mid", f"blocks.{index}") if name in known]
-    return found + [name for name in ("hidden",) if name in known]
+        names += [name for name in (f"blocks.{index}.mid", f"blocks.{index}") if name in known]
+    return names + [name for name in ("hidden",) if name in known]
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:

@@ -105,9 +105,9 @@ def match_parameters(name: str, task, target: int, **options: Any) -> dict[str, 
     size = _largest(lambda n: count(width=width, **{fine: n}) <= target, default)
     # The last step may overshoot by less than it falls short.
     best = min((size, size + 1), key=lambda n: abs(count(width=width, **{fine: n}) - target))
-    found = count(width=width, **{fine: best})
-    if abs(found - target) > 0.01 * target:
-        raise ValueError(f"{name} has {found:,} parameters at best, wanted {target:,} within 1%")
+    reached = count(width=width, **{fine: best})
+    if abs(reached - target) > 0.01 * target:
+        raise ValueError(f"{name} has {reached:,} parameters at best, wanted {target:,} within 1%")
     return {**options, "width": width, fine: best}
 
 

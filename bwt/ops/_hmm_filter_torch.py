@@ -100,15 +100,15 @@ def delicate(
         active = torch.arange(steps, device=lengths.device)[:, None] < lengths
     tiny = _any_below(transition, SMALL[dtype], 2) | _any_below(emission, SMALL_EMISSION[dtype], 2)
     # 0 is impossible only if nothing was lost before.
-    found = ((total > 0) & (total < 1) | sinking.any(1)).any(0) | tiny
+    delicate = ((total > 0) & (total < 1) | sinking.any(1)).any(0) | tiny
     if with_gradient:
         # Adjoints of states that are not reached grow by no more than this.
         best = _emissions(observations, emission, lengths).amax(1)
         growth = torch.where(active & (total > 0), (best / total).double().log2(), 0.0)
         most = growth.flip(0).cumsum(0).amax(0)
         unreached = ((predicted.permute(1, 2, 0) == 0) & active[:, None]).any(1).any(0)
-        found = found | unreached & (most > LARGEST[dtype])
-    return found
+        delicate = delicate | unreached & (most > LARGEST[dtype])
+    return delicate
 
 
 def _any_below(x: Tensor, exponent: int, dims: int) -> Tensor:
@@ -165,11 +165,12 @@ def _emissions(observations: Tensor, emission: Tensor, lengths: Tensor | None) -
         missing = missing | (torch.arange(steps, device=y.device)[:, None] >= lengths)
     y = torch.where(missing, 0, y)
     if emission.ndim == 2:
-        found = emission.t()[y].transpose(1, 2)  # [T, S, B]
+        likelihoods = emission.t()[y].transpose(1, 2)  # [T, S, B]
     else:
         columns = y.t()[:, None, :].expand(-1, states, -1)  # [B, S, T]
-        found = emission.gather(2, columns).permute(2, 1, 0)
-    return (torch.where(missing[:, None, :], 1.0, found) * 2.0 ** LIFT[emission.dtype]).contiguous()
+        likelihoods = emission.gather(2, columns).permute(2, 1, 0)
+    likelihoods = torch.where(missing[:, None, :], 1.0, likelihoods)
+    return (likelihoods * 2.0 ** LIFT[emission.dtype]).contiguous()
 
 
 def _log(lifted: Tensor, lift: int) -> Tensor:

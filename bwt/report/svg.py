@@ -60,10 +60,10 @@ def _even_ticks(low: float, high: float) -> list[float]:
 def _log_ticks(low: float, high: float) -> list[float]:
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     every = max(1, math.ceil(len(decades) / 6))
-    found = [10.0**d for d in decades if d % every == 0 and low <= 10.0**d <= high]
-    if len(found) < 3:
-        found = [m * 10.0**d for d in decades for m in (1, 2, 5) if low <= m * 10.0**d <= high]
-    return found
+    ticks = [10.0**d for d in decades if d % every == 0 and low <= 10.0**d <= high]
+    if len(ticks) < 3:
+        ticks = [m * 10.0**d for d in decades for m in (1, 2, 5) if low <= m * 10.0**d <= high]
+    return ticks
 
 
 def label(value: float) -> str:

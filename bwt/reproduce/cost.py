@@ -83,12 +83,12 @@ def _count(model, batch, known) -> int:
 
 def measured(scale: plan.Scale, seeds: int | None) -> dict[str, float]:
     """Seconds of one core by task and row, from steps timed now."""
-    found = {}
+    costs = {}
     for name, config, count in configs(scale, seeds):
         step, evaluation = step_seconds(config)
         each = START + step * config.steps + evaluation * config.evaluations
-        found[name] = count * each
-    return found
+        costs[name] = count * each
+    return costs
 
 
 def counted(scale: plan.Scale, seeds: int | None) -> dict[str, float]:

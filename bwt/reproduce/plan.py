@@ -198,8 +198,8 @@ class Reproduction:
         if not self.interrupted:
             self.chosen = choose(first, outcomes)
             self._note_hopeless(first, outcomes)
-            seeds, found = range(1, self.seeds), self.chosen.items()
-            rest = [self._plan(*key, seed, rate) for seed in seeds for key, rate in found]
+            seeds, rates = range(1, self.seeds), self.chosen.items()
+            rest = [self._plan(*key, seed, rate) for seed in seeds for key, rate in rates]
             self._train(rest, "seeds")
         for number, stage in enumerate(followups(self.scale, self._final(), self.only)):
             if not self.interrupted:
@@ -224,13 +224,13 @@ class Reproduction:
         sweep = Sweep(
             self.runs, cells, self.workers, show=self.show, say=self.say, record=f"{title}.json"
         )
-        found = sweep.run()
+        outcomes = sweep.run()
         self.interrupted = bool(sweep.stopping)
-        for x in found:
+        for x in outcomes:
             # To diverge at some learning rate is a result.
             if x.status not in ("finished", "diverged"):
                 self.faults[x.cell.name] = x.error or "not finished"
-        return found
+        return outcomes
 
     def _note_hopeless(self, planned: list[Planned], outcomes: list[Outcome]) -> None:
         """A row of the tables for which no learning rate is left."""
@@ -239,7 +239,7 @@ class Reproduction:
                 self.faults[x.cell.name] = outcome.error
 
     def write(self) -> Results:
-        found = Results(
+        document = Results(
             scale=self.scale.name,
             command=self.command,
             commit=environment.commit(),
@@ -251,11 +251,12 @@ class Reproduction:
                 results.cell(x, self.chosen.get((x.task, x.row)) == x.rate) for x in self.planned
             ],
         )
-        _write(self.out, found)
-        return found
+        _write(self.out, document)
+        return document
 
 
-def _write(out: Path, found: Results) -> None:
-    write_json(out / "results.json", found.to_json())
-    for name, text in (("README.md", page.markdown(found)), ("index.html", page.html(found))):
+def _write(out: Path, document: Results) -> None:
+    write_json(out / "results.json", document.to_json())
+    pages = {"README.md": page.markdown(document), "index.html": page.html(document)}
+    for name, text in pages.items():
         write_atomically(out / name, lambda file, text=text: file.write_text(text))

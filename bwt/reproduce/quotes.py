@@ -47,8 +47,8 @@ def quote(words: list[str], results: Path) -> str:
     cells = chosen(document, task, row)
     if not cells or metric not in cells[0].metrics:
         raise ValueError(f"results have nothing for the marker {where!r}")
-    found = values(document, task, row, metric)
-    return spread(found, percent) if metric == "accuracy" else spread(found)
+    numbers = values(document, task, row, metric)
+    return spread(numbers, percent) if metric == "accuracy" else spread(numbers)
 
 
 def main(paths: list[str]) -> int:

@@ -64,8 +64,8 @@ def _numbers(path: Path) -> dict[str, float]:
 
 def _environment(path: Path) -> dict[str, Any]:
     """Without the long list of backends."""
-    found = read_object(path / "environment.json")
-    return {key: found.get(key) for key in ("commit", "versions", "machine", "environment")}
+    whole = read_object(path / "environment.json")
+    return {key: whole.get(key) for key in ("commit", "versions", "machine", "environment")}
 
 
 def _seconds(path: Path) -> float | None:

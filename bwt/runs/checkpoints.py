@@ -79,8 +79,8 @@ def read_tensors(path: Path, device: str | torch.device = "cpu") -> dict[str, Te
 
 def checksum(tensors: dict[str, Tensor]) -> str:
     """Of names, types, shapes and values of tensors on the CPU."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, x in sorted(tensors.items()):
-        found.update(f"{name} {x.dtype} {list(x.shape)}\n".encode())
-        found.update(x.reshape(-1).view(torch.uint8).numpy())
-    return found.hexdigest()
+        digest.update(f"{name} {x.dtype} {list(x.shape)}\n".encode())
+        digest.update(x.reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()

@@ -79,17 +79,17 @@ class RunDirectory:
         path = self.path / "diverged.json"
         if not path.exists():
             return None
-        found = read_object(path)
-        if not isinstance(found.get("step"), int) or not isinstance(found.get("message"), str):
+        told = read_object(path)
+        if not isinstance(told.get("step"), int) or not isinstance(told.get("message"), str):
             raise RunError(f"{path} does not say at which step the run diverged, and how")
-        return found
+        return told
 
     def divergence_in_words(self) -> str:
         """What follows the name of a run that has diverged, without a full stop."""
         step = self.last_step()
         left = "it has no checkpoint" if step is None else f"its last checkpoint is of step {step}"
-        found = self.divergence
-        return f"diverged at step {found['step']} ({found['message']}); {left}"
+        told = self.divergence
+        return f"diverged at step {told['step']} ({told['message']}); {left}"
 
     def last_step(self) -> int | None:
         """The last one that has weights."""

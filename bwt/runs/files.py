@@ -100,10 +100,10 @@ def read_object(path: Path, default: dict[str, Any] | None = None) -> dict[str, 
     """The JSON object in a file; the default, if there is one, where there is no file."""
     if default is not None and not path.exists():
         return default
-    found = read_json(path)
-    if not isinstance(found, dict):
+    value = read_json(path)
+    if not isinstance(value, dict):
         raise RunError(f"{path} does not hold a JSON object; remove it, or make it again")
-    return found
+    return value
 
 
 def read_record(path: Path, kind: type[D]) -> D:

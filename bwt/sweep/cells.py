@@ -75,11 +75,11 @@ class Cell:
         return rows[-1].step / self.config.steps if rows else 0.0
 
     def _check(self) -> None:
-        found, wanted = RunDirectory.open(self.path).read_config(), self.config.to_json()
+        present, wanted = RunDirectory.open(self.path).read_config(), self.config.to_json()
         for name in wanted.keys() - CIRCUMSTANCES:
-            if found.get(name) != wanted[name]:
+            if present.get(name) != wanted[name]:
                 raise RunError(
-                    f"{self.path} is another run: its {name} is {found.get(name)!r}, "
+                    f"{self.path} is another run: its {name} is {present.get(name)!r}, "
                     f"not {wanted[name]!r}"
                 )
 

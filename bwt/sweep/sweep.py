@@ -162,7 +162,7 @@ def table(outcomes: Sequence[Outcome], metrics: Sequence[str]) -> str:
     width = max([len(x.cell.name) for x in outcomes] + [4])
     lines = [f"{'cell':<{width}}  {'status':<11}" + "".join(f"{m:>14}" for m in metrics)]
     for x in outcomes:
-        found = scores(x.cell.path) if x.status == "finished" else {}
-        cells = "".join(f"{found[m].mean:>14.5f}" for m in metrics if m in found)
+        scored = scores(x.cell.path) if x.status == "finished" else {}
+        cells = "".join(f"{scored[m].mean:>14.5f}" for m in metrics if m in scored)
         lines.append(f"{x.cell.name:<{width}}  {x.status:<11}{cells or x.error or ''}".rstrip())
     return "\n".join(lines)

@@ -75,18 +75,18 @@ def gather(x: Tensor) -> Tensor:
     """[world size, ...]: everyone's x, a tensor on the CPU of the same shape everywhere."""
     if not dist.is_initialized():
         return x[None]
-    found = [torch.empty_like(x) for _ in range(world_size())]
-    dist.all_gather(found, x)
-    return torch.stack(found)
+    everyone = [torch.empty_like(x) for _ in range(world_size())]
+    dist.all_gather(everyone, x)
+    return torch.stack(everyone)
 
 
 def agree(x: bool) -> bool:
     """Whether it is so in any process. The hosts wait for each other; no device is asked."""
     if not dist.is_initialized():
         return x
-    found = torch.tensor(float(x))
-    dist.all_reduce(found)
-    return bool(found > 0)
+    votes = torch.tensor(float(x))
+    dist.all_reduce(votes)
+    return bool(votes > 0)
 
 
 class Agreement:

@@ -154,12 +154,12 @@ class Trainer:
     def look(self) -> None:
         self.note(self.watch.look(self.step))
 
-    def note(self, found: Divergence | None) -> bool:
+    def note(self, divergence: Divergence | None) -> bool:
         """Whether any process has found that the run diverged; the first time counts."""
-        diverged = distributed.agree(found is not None)
+        diverged = distributed.agree(divergence is not None)
         if diverged and self.divergence is None:
-            found = found or Divergence(self.step, "another process says so")
-            self.divergence = dataclasses.replace(found, checkpoint=self.run.last_step())
+            divergence = divergence or Divergence(self.step, "another process says so")
+            self.divergence = dataclasses.replace(divergence, checkpoint=self.run.last_step())
             if self.main and not self.stopped:
                 self.say(f"{self.divergence}; going on, as asked")
         return diverged
@@ -190,7 +190,7 @@ class Trainer:
         """Mean training loss since the last log line."""
         return self.loss_sum.item() / self.loss_count / math.log(2)
 
-    def log(self, exact: float, found: Evaluation | None) -> None:
+    def log(self, exact: float, evaluation: Evaluation | None) -> None:
         loss = self.loss_bits()
         row = MetricsRow(
             step=self.step,
@@ -198,7 +198,7 @@ class Trainer:
             sequences=self.step * self.config.batch_size * distributed.world_size(),
             loss=loss,
             excess=loss - exact,
-            evaluation=None if found is None else means(found),
+            evaluation=None if evaluation is None else means(evaluation),
         )
         self.loss_sum.zero_()
         self.loss_count = 0
@@ -211,7 +211,7 @@ class Trainer:
         logs = log_spaced(config.steps, LOG_POINTS) | evaluations
         exact = self.exact_entropy()
         progress = Progress(config.steps, self.step, quiet=self.quiet or not self.main)
-        found, stop = None, False
+        evaluation, stop = None, False
         tokens = config.batch_size * distributed.world_size() * self.task.seq_len
         start = time.perf_counter()
         while self.step < config.steps and not stop and not self.stopped:
@@ -220,7 +220,7 @@ class Trainer:
                 self.look()  # waits for the device
             if self.step in logs and not self.stopped:
                 self.seconds += time.perf_counter() - start
-                found = self.checkpoint(progress, exact, self.step in evaluations)
+                evaluation = self.checkpoint(progress, exact, self.step in evaluations)
                 start = time.perf_counter()
             elif progress.due():
                 excess = self.loss_bits() - exact
@@ -231,47 +231,47 @@ class Trainer:
         if self.step < config.steps and not self.stopped and self.save():
             distributed.wait()
             return Result(self.run, self.step, None, caught[0] if caught else signal.SIGTERM)
-        return self.finish(found)
+        return self.finish(evaluation)
 
     def checkpoint(self, progress: Progress, exact: float, evaluating: bool):
-        found = None
+        evaluation = None
         if self.main:
-            found = self.evaluate() if evaluating else None
-            self.log(exact, found)
+            evaluation = self.evaluate() if evaluating else None
+            self.log(exact, evaluation)
         else:
             self.loss_sum.zero_()
             self.loss_count = 0
         if not evaluating:
             return None
         bad = Divergence(self.step, WILD)
-        if not self.note(bad if self.main and found is None else None) and self.save():
+        if not self.note(bad if self.main and evaluation is None else None) and self.save():
             if self.main:
                 progress.clear()
-                self.say(_line(self.step, self.seconds, found))
+                self.say(_line(self.step, self.seconds, evaluation))
             distributed.wait()
-        return found
+        return evaluation
 
-    def finish(self, found: Evaluation | None) -> Result:
+    def finish(self, evaluation: Evaluation | None) -> Result:
         """After the last step, or after the run has diverged."""
         whole = self.step == self.config.steps and not self.stopped
         if self.main and whole:
-            found = found or self.evaluate()  # None: resumed after its last step
-        if distributed.agree(self.main and whole and found is not None):
+            evaluation = evaluation or self.evaluate()  # None: resumed after its last step
+        if distributed.agree(self.main and whole and evaluation is not None):
             if self.main:
-                write_json(self.run.path / "evaluation.json", Evaluations(found).to_json())
-            return Result(self.run, self.step, found)
+                write_json(self.run.path / "evaluation.json", Evaluations(evaluation).to_json())
+            return Result(self.run, self.step, evaluation)
         self.note(Divergence(self.step, WILD))
         if self.main:
             write_json(self.run.path / "diverged.json", dataclasses.asdict(self.divergence))
         return Result(self.run, self.step, None, divergence=self.divergence)
 
 
-def means(found: Evaluation) -> dict[str, float]:
-    return {name: estimate.mean for name, estimate in found.model.overall.items()}
+def means(evaluation: Evaluation) -> dict[str, float]:
+    return {name: estimate.mean for name, estimate in evaluation.model.overall.items()}
 
 
-def _line(step: int, seconds: float, found: Evaluation) -> str:
-    overall = means(found)
+def _line(step: int, seconds: float, evaluation: Evaluation) -> str:
+    overall = means(evaluation)
     return (
         f"step {step:>7}  {seconds:7.1f} s  entropy_mae {overall['entropy_mae']:.5f}  "
         f"kl {overall['kl']:.5f} bits"

@@ -21,12 +21,12 @@ def log_spaced(last: int, count: int, first: int = 1) -> set[int]:
     """About `count` steps from `first` to `last`, evenly on a log scale, both included. Takes as
     many rounds as there are steps to find, whatever the count."""
     ratio = (last / first) ** (1 / max(1, count - 1))
-    found, i = {last}, 0
+    steps, i = {last}, 0
     while i < count:
         step = min(last, round(first * ratio**i))
-        found.add(step)
+        steps.add(step)
         if step == last:
             break
         # On to where the next step begins; one before it, as logarithms are rounded.
         i = max(i + 1, math.floor(math.log((step + 0.5) / first, ratio)) - 1)
-    return found
+    return steps

@@ -375,7 +375,7 @@ def specialisations(arch: str):
     for mode in MODES.values():
         for path, states, symbols, own in FORMS:
             sizes = {"states": states, "symbols": symbols, "batch": 64, "steps": 4096}
-            found = example_launches(mode=mode, arch=arch, own=(own,) * 3, path=path, **sizes)
+            launches = example_launches(mode=mode, arch=arch, own=(own,) * 3, path=path, **sizes)
             owner = "own" if own else "shared"
-            for name, launch in found.items():
+            for name, launch in launches.items():
                 yield f"{name}.{path}.{mode}.S{states}.V{symbols}.{owner}", launch

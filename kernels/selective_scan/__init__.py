@@ -151,6 +151,6 @@ def specialisations(arch: str):
         for states in SIZES:
             for every in (SCAN_CHUNK, 0):
                 sizes = {"batch": 64, "steps": 4096, "channels": 512, "states": states}
-                found = example_launches(mode=mode, arch=arch, every=every, **sizes)
-                for name, launch in found.items():
+                launches = example_launches(mode=mode, arch=arch, every=every, **sizes)
+                for name, launch in launches.items():
                     yield f"{name}.{mode}.N{states}.every{every}", launch

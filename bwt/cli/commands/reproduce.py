@@ -75,28 +75,28 @@ def _estimate(arguments: argparse.Namespace, scale) -> int:
     from bwt.reproduce import cost
 
     if scale.preset == "paper":
-        found = cost.counted(scale, arguments.seeds)
+        costs = cost.counted(scale, arguments.seeds)
         rate = arguments.tflops * 1e12
-        hours = sum(found.values()) / rate / 3600
+        hours = sum(costs.values()) / rate / 3600
         text = (
-            f"{sum(found.values()):.3g} floating-point operations, counted: about {hours:.0f} "
+            f"{sum(costs.values()):.3g} floating-point operations, counted: about {hours:.0f} "
             f"hours of one GPU at {arguments.tflops:g} TFLOP/s sustained (an estimate: small "
             "models wait for launches, and evaluations are not counted)"
         )
         unit = "operations"
     else:
-        found = cost.measured(scale, arguments.seeds)
+        costs = cost.measured(scale, arguments.seeds)
         jobs = len(Processes(arguments.jobs, arguments.threads).slots)
-        seconds = sum(found.values()) / jobs
+        seconds = sum(costs.values()) / jobs
         text = (
             f"about {duration(seconds)} with {jobs} at a time, from steps timed just now; "
             "geometry, ablation and longer lengths come on top"
         )
         unit = "core-seconds"
     if arguments.json:
-        print(json.dumps({"unit": unit, "cells": found, "total": sum(found.values())}))
+        print(json.dumps({"unit": unit, "cells": costs, "total": sum(costs.values())}))
         return 0
-    for name, value in found.items():
+    for name, value in costs.items():
         print(f"{name:<24}{value:>12.3g} {unit}")
     print(text)
     return 0

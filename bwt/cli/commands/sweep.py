@@ -69,24 +69,24 @@ def run(arguments: argparse.Namespace) -> int:
     cells = list({x.name: x for x in built}.values())
     _refuse_unused(fields, cells)
     say = say_unless(arguments.json)
-    found = Sweep(out, cells, workers(arguments), show=Live(arguments.json), say=say)
+    sweep = Sweep(out, cells, workers(arguments), show=Live(arguments.json), say=say)
     most = max(x.config.steps for x in cells)
     reason = why_preset(arguments.preset, one_device(arguments))
     say(f"{reason}: {len(cells)} cells of up to {most:,} steps")
-    outcomes = found.run()
+    outcomes = sweep.run()
     if arguments.json:
         print(json.dumps([_row(x) for x in outcomes]))
     else:
         print("\n" + table(outcomes, METRICS))
-        if found.stopping:
+        if sweep.stopping:
             print("interrupted; the same command continues it")
-    return exit_code(found)
+    return exit_code(sweep)
 
 
-def exit_code(found: Sweep) -> int:
-    if found.stopping:
+def exit_code(sweep: Sweep) -> int:
+    if sweep.stopping:
         return 130
-    return 1 if any(x.status == "failed" for x in found.outcomes) else 0
+    return 1 if any(x.status == "failed" for x in sweep.outcomes) else 0
 
 
 def _refuse_unused(fields: dict[str, Sequence[Any]], cells: Sequence[Cell]) -> None:

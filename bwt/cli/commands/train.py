@@ -121,8 +121,8 @@ def _report_divergence(result: train.Result, as_json: bool) -> None:
     if int(os.environ.get("RANK", 0)):
         return
     if as_json:
-        found = dataclasses.asdict(result.divergence)
-        print(json.dumps({"run": str(result.run.path), "step": result.step, "diverged": found}))
+        document = {"run": str(result.run.path), "step": result.step}
+        print(json.dumps({**document, "diverged": dataclasses.asdict(result.divergence)}))
     print(
         f"bwt: {result.run.path} {result.run.divergence_in_words()}; try a lower --lr, or go on "
         "with --on-divergence continue",
