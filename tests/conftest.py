@@ -2,12 +2,30 @@
 
 import importlib
 import os
+import tempfile
 from functools import partial
 from pathlib import Path
 
+import oracles
 import pytest
 import torch
 from bwt.kernels import configs
+
+_oracles = pytest.StashKey()
+
+
+def pytest_configure(config):
+    # The first process makes the folder, those that it starts find it.
+    if oracles.FOLDER not in os.environ:
+        config.stash[_oracles] = tempfile.TemporaryDirectory()
+        os.environ[oracles.FOLDER] = config.stash[_oracles].name
+
+
+def pytest_unconfigure(config):
+    if folder := config.stash.get(_oracles, None):
+        del os.environ[oracles.FOLDER]
+        folder.cleanup()
+
 
 # Side by side, each process has its share of the cores, and so do those that it starts. Tests of
 # threads set their number themselves.

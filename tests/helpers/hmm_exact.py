@@ -8,6 +8,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+from oracles import kept
 
 
 class Exact(NamedTuple):
@@ -90,6 +91,7 @@ def shortened(y, model):
     return before, joint, dropped
 
 
+@kept
 def exact(y, initial, transition, emission) -> Exact:
     y = [int(symbol) for symbol in y]
     model = integers(initial, transition, emission)
@@ -119,6 +121,7 @@ def exact(y, initial, transition, emission) -> Exact:
     return Exact(filtered, predicted, smoothed, log)
 
 
+@kept
 def slopes(y, initial, transition, emission, weights):
     """The derivative of sum(weights * outputs) by each entry of a parameter, and the sum of its
     terms' sizes: [2, ...] for each parameter. Weights: filtered, predicted [T, S], likelihood."""

@@ -106,7 +106,7 @@ def test_tiny_probabilities(call, mode, tiny, case):
     torch.testing.assert_close(after[2], shifted.to(after[2].dtype), rtol=1e-6, atol=0)
 
 
-@cases(Case("rows", 1, 150, 3, 3, SHARED), Case("chunks", 1, 150, 3, 3, SHARED))
+@cases(Case("rows", 1, 60, 3, 3, SHARED), Case("chunks", 1, 60, 3, 3, SHARED))
 def test_near_deterministic(call, case):
     """Each state is left at a rate of 1e-20 and shown with errors as rare; the observations walk
     through the states all the same, so that all but one path has no weight in float32."""
