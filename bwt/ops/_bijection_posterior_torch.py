@@ -26,6 +26,9 @@ def bijection_posterior_torch(
         posterior, entropy, log_predictive = _noiseless(keys, values, num_symbols, dtype)
     else:
         posterior, log_predictive = _noisy(keys, values, num_symbols, channel)
+        if keys.shape[1] < 2:  # the channel enters no posterior: its gradient is 0, not missing
+            nothing = 0 * channel.sum()
+            posterior, log_predictive = posterior + nothing, log_predictive + nothing
         # An impossible value stays impossible: no gradient, where entr would say infinity.
         surprise = -torch.where(posterior > 0, posterior, 1.0).log2()
         entropy = (posterior * surprise).sum(-1)

@@ -203,6 +203,17 @@ def test_gradient_where_the_channel_is_zero():
         assert abs(float(slope - gradient[i, j])) < 1e-5
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_channel_that_enters_no_posterior_has_a_gradient_of_zero(backend, steps):
+    channel = symmetric_channel(3, 0.1).requires_grad_()
+    ids = torch.zeros(2, steps, dtype=torch.long)
+    got = ops.bijection_posterior(ids, ids, 3, channel=channel, backend=backend)
+    for output in (got.posterior, got.entropy):
+        gradient = torch.autograd.grad(output.sum(), channel, retain_graph=True)[0]
+        assert not gradient.any()
+
+
 def test_opcheck():
     rng = np.random.default_rng(7)
     keys, values = draw(rng, 3, 6, 5)
