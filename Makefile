@@ -56,7 +56,7 @@ QUICK_TESTS := $(addprefix tests/,reference ops tasks models records runs geomet
 	train/test_train.py test_evaluate.py test_capture.py packaging/test_imports.py)
 quick: build lint
 	$(BIN)/python -P -m pytest $(SIDE_BY_SIDE) -q -m "not gpu" $(QUICK_TESTS) \
-		-k "not level and not exact and not interpreted and not processes and not great_length"
+		-k "not level and not exact and not interpreted and not processes and not fuzz and not gradcheck"
 
 lint: $(VENV)/.dependencies
 	$(BIN)/ruff check .
