@@ -7,7 +7,6 @@ import sys
 
 import numpy as np
 import pytest
-import simd_levels
 import torch
 from attention_inputs import ALL, arrays, draw
 from hypothesis import given, settings
@@ -351,8 +350,3 @@ print("checked")
     command = [sys.executable, "-P", "-c", code]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.stdout.strip() == "checked", done.stderr
-
-
-@pytest.mark.parametrize("level", simd_levels.LEVELS)
-def test_every_simd_level_of_this_machine(level):
-    simd_levels.rerun(level, __file__, "(test_forward and native) or test_backward or test_huge")

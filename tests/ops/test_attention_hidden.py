@@ -5,7 +5,6 @@ import math
 
 import numpy as np
 import pytest
-import simd_levels
 import torch
 from attention_inputs import ALL, arrays, draw
 from tolerances import attention_error
@@ -196,8 +195,3 @@ def test_reference_gradients_of_blind_and_hidden_are_those_of_the_definition():
     np.testing.assert_allclose(found[0][:, :, 1:], expected[0], atol=1e-14)
     for x, y in zip(found[1:], expected[1:], strict=True):
         np.testing.assert_allclose(x, y, atol=1e-14)
-
-
-@pytest.mark.parametrize("level", simd_levels.LEVELS)
-def test_every_simd_level_of_this_machine(level):
-    simd_levels.rerun(level, __file__, "native")

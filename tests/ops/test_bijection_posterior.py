@@ -4,7 +4,6 @@ import itertools
 
 import numpy as np
 import pytest
-import simd_levels
 import torch
 from bijections import (
     assert_agrees,
@@ -386,12 +385,3 @@ def test_environment_chooses_the_backend(monkeypatch):
     monkeypatch.setenv("BWT_BACKEND", "nonsense")
     with pytest.raises(ValueError, match="no backend 'nonsense'"):
         ops.bijection_posterior(GOOD, GOOD, 3)
-
-
-@pytest.mark.parametrize("level", simd_levels.LEVELS)
-def test_every_simd_level_of_this_machine(level):
-    simd_levels.rerun(
-        level,
-        __file__,
-        "(test_noiseless or test_noisy or test_sharp or test_gradcheck) and native or test_sharp",
-    )

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import simd_levels
 import torch
 from scipy.special import ndtr
 from tolerances import gelu_error, gelu_tail_error
@@ -145,8 +144,3 @@ def test_reference_backend():
     torch.testing.assert_close(gelu(x.detach(), backend="reference"), gelu(x.detach()))
     with pytest.raises(RuntimeError, match="backend 'reference' has no gradient"):
         gelu(x, backend="reference")
-
-
-@pytest.mark.parametrize("level", simd_levels.LEVELS)
-def test_levels(level):
-    simd_levels.rerun(level, __file__, "values or strides or digits or ends or threads")

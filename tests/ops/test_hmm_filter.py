@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-import simd_levels
 import torch
 from hmm_models import DTYPES, MIXED, OWN, SHARED, arrays, assert_close, draw, draw_lengths
 from hypothesis import given, settings
@@ -284,9 +283,3 @@ def test_dynamax_agrees():
     np.testing.assert_allclose(got.filtered[0], found.filtered_probs, atol=bound)
     np.testing.assert_allclose(got.predicted[0], found.predicted_probs, atol=bound)
     np.testing.assert_allclose(got.log_likelihood[0], found.marginal_loglik, rtol=bound)
-
-
-@pytest.mark.parametrize("level", simd_levels.LEVELS)
-def test_every_simd_level_of_this_machine(level):
-    chosen = "(test_forward or test_impossible) and native or test_any"
-    simd_levels.rerun(level, __file__, chosen)

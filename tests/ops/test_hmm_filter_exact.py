@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import simd_levels
 import torch
 from hmm_exact import exact, slopes
 from hmm_extremes import cases, certain_coins, coins, never_entered, there_and_back, widened
@@ -130,11 +129,6 @@ def check_gradients(name, states, incoming, dtype, backend):
         error = np.abs(gradient - value)[~overflow]
         allowed = bound * size[~overflow] + torch.finfo(dtype).tiny
         assert (error <= allowed).all(), (parameter, gradient, value, size)
-
-
-@pytest.mark.parametrize("level", simd_levels.LEVELS)
-def test_every_simd_level_of_this_machine(level):
-    simd_levels.rerun(level, __file__, "test_values and native or test_gradients and not torch")
 
 
 def test_a_delicate_sequence_leaves_the_others_alone():

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import simd_levels
 import torch
 from hmm_models import DTYPES, MIXED, OWN, SHARED, arrays, assert_close, draw, draw_lengths
 from tolerances import hmm_error
@@ -143,8 +142,3 @@ def test_backward_is_the_slope_of_the_reference(S, V):
         size = np.abs(gradient.numpy() * direction).sum()
         # Central differences: rounding over the step.
         np.testing.assert_allclose((gradient.numpy() * direction).sum(), slope, atol=1e-8 * size)
-
-
-@pytest.mark.parametrize("level", simd_levels.LEVELS)
-def test_every_simd_level_of_this_machine(level):
-    simd_levels.rerun(level, __file__, "test_any or counts or slope or (impossible and native)")

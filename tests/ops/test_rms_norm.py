@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import simd_levels
 import torch
 from tolerances import norm_error
 
@@ -162,8 +161,3 @@ def test_reference_backend():
     torch.testing.assert_close(rms_norm(x, weight, backend="reference"), rms_norm(x, weight))
     with pytest.raises(RuntimeError, match="backend 'reference' has no gradient"):
         rms_norm(x.requires_grad_(), weight, backend="reference")
-
-
-@pytest.mark.parametrize("level", simd_levels.LEVELS)
-def test_levels(level):
-    simd_levels.rerun(level, __file__, "values or strides or rows or empty or threads")

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import simd_levels
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -211,11 +210,6 @@ def test_nothing_is_saved_without_gradient():
     assert torch.ops.bwt.selective_scan(*tensors, True, 16)[1].shape == (1, 2, 2, 3)
     with pytest.raises(RuntimeError, match="every must be 0 to 16"):
         torch.ops.bwt.selective_scan(*tensors, True, 17)
-
-
-@pytest.mark.parametrize("level", simd_levels.LEVELS)
-def test_every_simd_level_of_this_machine(level):
-    simd_levels.rerun(level, __file__, "(values and native) or beyond or softplus or states")
 
 
 def test_mambapy_agrees():
