@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from bwt import train
+from bwt.cli import main
 from bwt.runs.checkpoints import load_weights
 from bwt.runs.directory import RunDirectory
 from bwt.sweep.cells import make_cell
@@ -47,7 +48,7 @@ def test_a_cell_survives_the_death_of_its_worker(cluster, tmp_path):
         make_cell(tmp_path, "quick", "bijection", "transformer", seed=seed, **FIELDS)
         for seed in (0, 1)
     ]
-    sweep = Sweep(tmp_path, cells, RayTasks(cluster.address))
+    sweep = Sweep(tmp_path, cells, RayTasks(cluster.address, main))
     log = sweep.log(cells[0])
     killer = threading.Thread(target=kill_worker, args=(cells[0], log))
     killer.start()
@@ -67,4 +68,4 @@ def test_no_cluster_is_one_line():
     from bwt.sweep.ray import RayTasks
 
     with pytest.raises(ValueError, match="no cluster answers at 127.0.0.1:1"):
-        RayTasks("127.0.0.1:1")
+        RayTasks("127.0.0.1:1", main)
