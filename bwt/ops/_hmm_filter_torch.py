@@ -31,11 +31,15 @@ def hmm_filter_torch(
     lengths: Tensor | None,
 ):
     """Returns filtered, predicted, log_likelihood."""
-    arguments = (observations, initial, transition, emission, lengths)
     batch, steps = observations.shape
+    # The gradient of a parameter that enters nothing is 0, not missing.
     if steps == 0:
-        empty = initial.new_zeros((batch, 0, initial.shape[-1]))
-        return empty, empty.clone(), initial.new_zeros(batch)
+        nothing = 0 * (initial.sum() + transition.sum() + emission.sum())
+        empty = initial.new_zeros((batch, 0, initial.shape[-1])) + nothing
+        return empty, empty.clone(), initial.new_zeros(batch) + nothing
+    if steps == 1:
+        initial = initial + 0 * transition.sum()
+    arguments = (observations, initial, transition, emission, lengths)
     outputs = _normalised(*arguments)
     if _nobody_can_look():
         return outputs

@@ -121,6 +121,17 @@ def test_gradient_of_the_likelihood_is_expected_counts(dtype, S, own):
         assert_close("counts", got, want, hmm_error(dtype, S, T))
 
 
+@pytest.mark.parametrize("backend", ["native", "torch"])
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_parameter_that_enters_nothing_has_a_gradient_of_zero(backend, steps):
+    y, *parameters = draw(3, steps, 4, 2)
+    leaves = [x.requires_grad_() for x in parameters]
+    got = hmm_filter(y, *leaves, backend=backend)
+    gradients = torch.autograd.grad(sum(x.sum() for x in got), leaves)
+    assert not gradients[1].any()
+    assert bool(gradients[2].any()) == (steps == 1)
+
+
 @pytest.mark.parametrize("S,V", [(3, 2), (10, 3)])
 def test_backward_is_the_slope_of_the_reference(S, V):
     y, *parameters = draw(2, 6, S, V, missing=0.2)
