@@ -1,7 +1,7 @@
 """Each diagnostic for people: its cards, its sentences and its numbers, in a file of its own."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from bwt.records.geometry import Geometry, Skipped
@@ -36,25 +36,24 @@ DIAGNOSTICS: tuple[Shown, ...] = (
 
 def cards(geometry: Geometry) -> list[Card]:
     """What `bwt geometry` and `bwt ablate` found; parts that were not run are left out."""
-    sections = ((shown, getattr(geometry, shown.name)) for shown in DIAGNOSTICS)
     return [
         card
-        for shown, section in sections
-        if section is not None and not isinstance(section, Skipped)
+        for shown, section in _told(geometry, DIAGNOSTICS)
+        if not isinstance(section, Skipped)
         for card in shown.cards(section)
     ]
 
 
 def skipped(geometry: Geometry) -> list[str]:
     """What could not be measured, and why."""
-    sections = ((shown, getattr(geometry, shown.name)) for shown in DIAGNOSTICS)
-    return [f"{shown.title}: {x.reason}." for shown, x in sections if isinstance(x, Skipped)]
+    told = _told(geometry, DIAGNOSTICS)
+    return [f"{shown.title}: {x.reason}." for shown, x in told if isinstance(x, Skipped)]
 
 
 def summary(geometry: Geometry) -> str:
     """All of it in a few lines, for the terminal."""
     lines: dict[str, str] = {}
-    for shown, section in _told(geometry):
+    for shown, section in _told(geometry, in_order()):
         lines |= shown.lines(section)
     return "\n".join(f"{label + ':':<11}{text}" for label, text in lines.items())
 
@@ -63,7 +62,7 @@ def numbers(geometry: Geometry) -> dict[str, float]:
     """Those of a reproduction's tables that there are."""
     values = {
         name: number(section)
-        for shown, section in _told(geometry)
+        for shown, section in _told(geometry, in_order())
         if not isinstance(section, Skipped)
         for name, number in shown.numbers.items()
     }
@@ -76,8 +75,9 @@ def in_order() -> list[Shown]:
     return [by_name[f.name] for f in dataclasses.fields(Geometry) if f.name in by_name]
 
 
-def _told(geometry: Geometry) -> Iterator[tuple[Shown, Any]]:
-    for shown in in_order():
+def _told(geometry: Geometry, among: Iterable[Shown]) -> Iterator[tuple[Shown, Any]]:
+    """Those of which the geometry has a section, with it."""
+    for shown in among:
         section = getattr(geometry, shown.name)
         if section is not None:
             yield shown, section
