@@ -43,6 +43,18 @@ class TrainConfig:
     ema: float = option(
         0.0, "evaluate an exponential average with this memory instead (0.999)", minimum=0, below=1
     )
+    until: str = option(
+        "steps",
+        "plateau: hold the learning rate after its rise, until a doubling of the steps lowers the "
+        "KL by less than a tenth, then let it fall to 0; --steps is the most it may take",
+        ("steps", "plateau"),
+    )
+    curriculum: str = option(
+        "",
+        "at first another value of an option of the task, or several in turn: replacement=false, "
+        "num_pairs=4,8,16",
+    )
+    curriculum_steps: int = option(0, "for how many steps", minimum=0)
     evaluations: int = option(
         12,
         "evaluations with a checkpoint, on a log scale of steps",
@@ -74,6 +86,8 @@ class TrainConfig:
         check_options(self)
         if self.device == "cpu" and self.compile == "graphs":
             raise ValueError("compile graphs means CUDA graphs and needs a GPU")
+        if bool(self.curriculum) != bool(self.curriculum_steps):
+            raise ValueError("curriculum and curriculum_steps go together: give both or neither")
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

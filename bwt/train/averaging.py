@@ -11,14 +11,15 @@ from bwt.runs.config import TrainConfig
 
 class Averaged:
     """The weights that are evaluated: a mean over the last steps, or an exponential average; the
-    trained ones themselves before it starts and if neither is wanted."""
+    trained ones themselves before it starts and if neither is wanted. Of a run until a plateau the
+    last steps are not known beforehand, and its falling rate does what their mean would."""
 
     def __init__(self, parameters: list[Tensor], config: TrainConfig):
         self.parameters, self.config = parameters, config
         self.mean: list[Tensor] = []
         self.count = 0
         self.start = 0 if config.ema else math.floor(config.steps * (1 - config.average))
-        self.wanted = bool(config.ema or config.average)
+        self.wanted = bool(config.ema or (config.average and config.until == "steps"))
 
     @torch.no_grad()
     def update(self, step: int) -> None:

@@ -26,8 +26,10 @@ from bwt.runs.loading import build_model
 from bwt.tasks import Batch
 from bwt.train import distributed, state
 from bwt.train.averaging import Averaged
+from bwt.train.curriculum import curriculum
 from bwt.train.divergence import LOOK_EVERY, Divergence, Watch, all_finite
 from bwt.train.optim import Optimizer
+from bwt.train.plateau import Plateau
 from bwt.train.schedule import log_spaced, lr_factor
 
 LOG_POINTS = 100  # lines of training loss in metrics.jsonl
@@ -64,6 +66,8 @@ class Trainer:
     def __post_init__(self) -> None:
         config = self.config
         self.task = tasks.get(config.task, **config.task_options)
+        self.easier = curriculum(config, self.task)
+        self.plateau = Plateau(config.steps) if config.until == "plateau" else None
         self.model = build_model(config, self.task).to(self.device)
         self.parameters = list(self.model.parameters())
         distributed.broadcast([p.detach() for p in self.parameters])
@@ -98,7 +102,10 @@ class Trainer:
 
     def sample(self) -> Batch:
         """This process's part of a step."""
-        return self.task.sample(
+        task = self.task
+        if self.step < self.config.curriculum_steps:
+            task = self.easier[self.step % len(self.easier)]
+        return task.sample(
             self.config.batch_size,
             generator=self.generator,
             device=self.device,
@@ -121,7 +128,7 @@ class Trainer:
             loss = distributed.reduce(gradients, loss)
         if self.config.clip:
             nn.utils.clip_grad_norm_(self.parameters, self.config.clip, foreach=True)
-        self.optimizer.step(lr_factor(self.step, self.config))
+        self.optimizer.step(lr_factor(self.step, self.config, self.plateau))
         self.step += 1
         self.averaged.update(self.step)
         self.loss_sum += loss.detach()
@@ -146,6 +153,18 @@ class Trainer:
             return None
         finally:
             self.model.train()
+
+    @property
+    def last(self) -> int:
+        """The last step, as far as is known."""
+        return self.config.steps if self.plateau is None else self.plateau.last
+
+    def evaluations(self) -> set[int]:
+        """Steps that are evaluated and saved, beside the last one."""
+        config = self.config
+        if self.plateau is not None:
+            return self.plateau.evaluations()
+        return log_spaced(config.steps, config.evaluations, first=min(10, config.steps))
 
     @property
     def stopped(self) -> bool:
@@ -207,20 +226,22 @@ class Trainer:
     def loop(self, caught: list[int]) -> Result:
         """Evaluates and saves at chosen steps, the last one included; between them, steps."""
         config = self.config
-        evaluations = log_spaced(config.steps, config.evaluations, first=min(10, config.steps))
+        evaluations = self.evaluations()
         logs = log_spaced(config.steps, LOG_POINTS) | evaluations
         exact = self.exact_entropy()
         progress = Progress(config.steps, self.step, quiet=self.quiet or not self.main)
         evaluation, stop = None, False
         tokens = config.batch_size * distributed.world_size() * self.task.seq_len
         start = time.perf_counter()
-        while self.step < config.steps and not stop and not self.stopped:
+        while self.step < self.last and not stop and not self.stopped:
             stop = self.update(bool(caught))
-            if self.step in logs or self.watch.due():
+            evaluating = self.step in evaluations or self.step == self.last
+            logging = self.step in logs or evaluating
+            if logging or self.watch.due():
                 self.look()  # waits for the device
-            if self.step in logs and not self.stopped:
+            if logging and not self.stopped:
                 self.seconds += time.perf_counter() - start
-                evaluation = self.checkpoint(progress, exact, self.step in evaluations)
+                evaluation = self.checkpoint(progress, exact, evaluating)
                 start = time.perf_counter()
             elif progress.due():
                 excess = self.loss_bits() - exact
@@ -228,7 +249,7 @@ class Trainer:
         self.agreement.answer()
         self.seconds += time.perf_counter() - start
         progress.clear()
-        if self.step < config.steps and not self.stopped and self.save():
+        if self.step < self.last and not self.stopped and self.save():
             distributed.wait()
             return Result(self.run, self.step, None, caught[0] if caught else signal.SIGTERM)
         return self.finish(evaluation)
@@ -243,6 +264,7 @@ class Trainer:
             self.loss_count = 0
         if not evaluating:
             return None
+        self.seek_plateau(evaluation)
         bad = Divergence(self.step, WILD)
         if not self.note(bad if self.main and evaluation is None else None) and self.save():
             if self.main:
@@ -251,9 +273,18 @@ class Trainer:
             distributed.wait()
         return evaluation
 
+    def seek_plateau(self, evaluation: Evaluation | None) -> None:
+        """Whether the run comes to its end now; one process has the evaluation, and all agree."""
+        if self.plateau is None:
+            return
+        if evaluation is not None:
+            self.plateau.see(self.step, evaluation)
+        if distributed.agree(self.main and self.plateau.reached(self.step)):
+            self.plateau.ending = self.step
+
     def finish(self, evaluation: Evaluation | None) -> Result:
         """After the last step, or after the run has diverged."""
-        whole = self.step == self.config.steps and not self.stopped
+        whole = self.step == self.last and not self.stopped
         if self.main and whole:
             evaluation = evaluation or self.evaluate()  # None: resumed after its last step
         if distributed.agree(self.main and whole and evaluation is not None):

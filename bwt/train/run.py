@@ -69,7 +69,7 @@ def resume(
             lost = run.forget_after(trainer.step)
             if lost:
                 say(f"{lost} line(s) of metrics.jsonl could not be read and were left out")
-            say(f"resuming {run.path} at step {trainer.step} of {config.steps}")
+            say(f"resuming {run.path} at step {trainer.step} of {trainer.last}")
         return _run(trainer)
 
 

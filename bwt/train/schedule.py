@@ -3,14 +3,17 @@
 import math
 
 from bwt.runs.config import TrainConfig
+from bwt.train.plateau import Plateau
 
 
-def lr_factor(step: int, config: TrainConfig) -> float:
+def lr_factor(step: int, config: TrainConfig, plateau: Plateau | None = None) -> float:
     """Of the step-th update (from 0): a linear rise, then a fall that would reach 0 just after the
-    last update."""
+    last update; until a plateau, the fall begins when that is found."""
     rise = max(1, round(config.warmup * config.steps))
     if step < rise:
         return (step + 1) / rise
+    if plateau is not None:
+        return plateau.lr_factor(step)
     if config.decay == "none":
         return 1.0
     left = (config.steps - step) / (config.steps - rise + 1)

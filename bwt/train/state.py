@@ -6,6 +6,7 @@ from torch import Tensor
 from bwt.runs import checkpoints
 from bwt.runs.files import RunError
 from bwt.train import distributed
+from bwt.train.plateau import Plateau
 
 
 def weights_of(trainer) -> dict[str, Tensor]:
@@ -27,6 +28,16 @@ def state_of(trainer, generators: Tensor) -> dict[str, Tensor]:
         "loss_sum": trainer.loss_sum,
         "counts": torch.tensor([trainer.loss_count, trainer.averaged.count]),
         "seconds": torch.tensor(trainer.seconds, dtype=torch.float64),
+        **_plateau_state(trainer.plateau),
+    }
+
+
+def _plateau_state(plateau: Plateau | None) -> dict[str, Tensor]:
+    if plateau is None:
+        return {}
+    return {
+        "plateau_kl": torch.tensor(list(plateau.kl.items()), dtype=torch.float64).view(-1, 2),
+        "plateau_ending": torch.tensor(-1 if plateau.ending is None else plateau.ending),
     }
 
 
@@ -61,6 +72,10 @@ def _fill(trainer, state: dict[str, Tensor]) -> None:
     trainer.loss_sum = state["loss_sum"].to(trainer.device)
     trainer.loss_count, trainer.averaged.count = state["counts"].tolist()
     trainer.seconds = state["seconds"].item()
+    if trainer.plateau is not None:
+        ending = state["plateau_ending"].item()
+        trainer.plateau.ending = None if ending < 0 else ending
+        trainer.plateau.kl = {int(step): kl for step, kl in state["plateau_kl"].tolist()}
 
 
 def _own_generator(trainer, states: Tensor) -> Tensor:

@@ -9,11 +9,11 @@ import signal
 import pytest
 import torch
 from same_runs import same_files
+from small_runs import SMALL, crash, interrupt_at
 
 from bwt import models, tasks, train
 from bwt.progress import Progress
 from bwt.runs.checkpoints import load_state, load_weights, write_tensors
-from bwt.runs.config import TrainConfig
 from bwt.runs.directory import RunDirectory
 from bwt.runs.files import RunError, read_json, write_json
 from bwt.runs.loading import build_model
@@ -22,33 +22,11 @@ from bwt.train import loop
 from bwt.train.optim import Muon, Optimizer, orthogonalise
 from bwt.train.schedule import log_spaced, lr_factor
 
-SMALL = TrainConfig(
-    task="bijection",
-    task_options=dict(num_symbols=4),
-    model_options=dict(layers=1, heads=2, width=16, norm="layer", logit_scale=4.0),
-    steps=12,
-    batch_size=8,
-    lr=1e-2,
-    evaluations=3,
-    eval_sequences=64,
-)
 VARIANTS = {
     "adamw": {},
     "muon-averaged": dict(optimizer="muon", average=0.75, targets="posterior"),
     "ema-cosine": dict(ema=0.9, decay="cosine", clip=0.0, weight_decay=0.1),
 }
-
-
-def interrupt_at(step, action, monkeypatch):
-    update = train.Trainer.update
-
-    def patched(self, stop):
-        done = update(self, stop)
-        if self.step == step:
-            action()
-        return done
-
-    monkeypatch.setattr(train.Trainer, "update", patched)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -74,10 +52,6 @@ def test_interrupted_and_resumed_equals_uninterrupted(variant, number, tmp_path,
 
 def test_resumed_after_a_crash_equals_uninterrupted(tmp_path, monkeypatch):
     whole = train.train(SMALL, tmp_path / "whole")
-
-    def crash():
-        raise MemoryError
-
     with monkeypatch.context() as patch:
         interrupt_at(11, crash, patch)
         with pytest.raises(MemoryError):

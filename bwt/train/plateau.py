@@ -1,0 +1,67 @@
+"""The end of a run that is trained until it no longer improves.
+
+The learning rate is held, because a schedule would need to know the end. The KL is measured at
+steps a factor of sqrt(2) apart; the plateau is reached when it is not a tenth lower than at half
+the steps, twice in a row. A model at a floor has not begun to learn and goes on: it may be about
+to. Then the rate falls to 0 over a quarter as many steps again, which is part of the budget.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+from bwt.records.evaluation import Evaluation
+from bwt.records.floors import at_floor
+
+IMPROVED = 0.9  # of the KL at half the steps
+FALL = 0.25  # steps of the fall, by those before it
+FIRST = 10  # step that is evaluated
+
+
+@dataclass
+class Plateau:
+    cap: int  # steps in all
+    kl: dict[int, float] = field(default_factory=dict)  # by step, where it counts
+    ending: int | None = None  # the step at which the fall begins
+
+    @property
+    def latest(self) -> int:
+        """The last step at which the fall may begin."""
+        return max(1, math.floor(self.cap / (1 + FALL)))
+
+    @property
+    def last(self) -> int:
+        if self.ending is None:
+            return self.cap
+        return self.cap if self.ending == self.latest else self.ending + round(FALL * self.ending)
+
+    def evaluations(self) -> set[int]:
+        """The steps at which is decided whether to go on."""
+        steps, k = {self.latest}, 0
+        while (step := round(FIRST * 2 ** (k / 2))) < self.latest:
+            steps.add(step)
+            k += 1
+        return steps
+
+    def see(self, step: int, evaluation: Evaluation) -> None:
+        kl = evaluation.model.overall["kl"].mean
+        if not at_floor(kl, {name: x.overall["kl"].mean for name, x in evaluation.floors.items()}):
+            self.kl[step] = kl
+
+    def reached(self, step: int) -> bool:
+        if self.ending is not None or step not in self.evaluations():
+            return False
+        return step == self.latest or all(self._level(s) for s in self._last_two(step))
+
+    def _last_two(self, step: int) -> list[int]:
+        return sorted(s for s in self.evaluations() if s <= step)[-2:]
+
+    def _level(self, step: int) -> bool:
+        """Whether it is hardly better than at half the steps, for all that is known."""
+        half = min(self.kl, key=lambda s: abs(s - step / 2), default=0)
+        known = step in self.kl and abs(half - step / 2) <= 1
+        return known and self.kl[step] > IMPROVED * self.kl[half]
+
+    def lr_factor(self, step: int) -> float:
+        if self.ending is None or step < self.ending:
+            return 1.0
+        return (self.last - step) / (self.last - self.ending + 1)
