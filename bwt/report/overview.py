@@ -1,5 +1,6 @@
 """How far a run is from exact Bayes."""
 
+from bwt.records import curves
 from bwt.records.evaluation import Evaluation
 from bwt.records.floors import is_scale
 from bwt.records.metrics import MetricsRow
@@ -119,9 +120,19 @@ def _learning(run: Run, rows: list[MetricsRow]) -> Card:
     )
     reading = (
         f"Evaluated on fresh sequences at {words.plural(len(rows), 'checkpoint')}; "
-        f"{rows[-1].seconds:.0f} s of training on {run.device}."
+        f"{rows[-1].seconds:.0f} s of training on {run.device}. {_convergence(run, rows)}"
     )
     return Card("learning", "Learning curve", picture, reading)
+
+
+def _convergence(run: Run, rows: list[MetricsRow]) -> str:
+    exponent = curves.slope(
+        [row.step for row in rows], [row.evaluation.get("kl", 0.0) for row in rows]
+    )
+    text = curves.in_words(exponent)
+    if text and run.config.decay != "none":
+        text += " The learning rate falls to 0 there, which makes the end steeper than it is."
+    return text
 
 
 def _floors(evaluation: Evaluation) -> Card:
