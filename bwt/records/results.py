@@ -4,7 +4,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from bwt.records.base import Document, Record, RecordError, check_names
+from bwt.records.base import Document, Record, RecordError, check_lengths, check_names
+from bwt.records.curves import slope
 from bwt.records.estimates import Estimate
 from bwt.records.floors import at_floor
 
@@ -18,19 +19,35 @@ class Floor(Record):
 
 
 @dataclass(frozen=True)
+class Curve(Record):
+    """Of the evaluations while training."""
+
+    steps: list[int]
+    kl: list[float]  # bits
+
+    def __post_init__(self) -> None:
+        check_lengths(self, "steps", "kl")
+
+
+@dataclass(frozen=True)
 class Cell(Record):
     name: str
+    study: str
+    setting: str  # the wind tunnel, as tables name it
     task: str
-    row: str  # of the tables
+    row: str  # what varies within the setting
+    x: float | None  # its place on the axis of a figure
     seed: int
     rate: float  # factor on the preset's learning rates
-    chosen: bool  # whether that is the row's best rate
-    status: str  # finished, diverged, or failed
+    trial: bool  # of a learning rate, on a part of the budget
+    chosen: bool  # whether it counts: of the best rate, and no mere trial
+    status: str  # finished, diverged, failed, or not finished
     command: str
     config: dict[str, Any]
     parameters: int
     environment: dict[str, Any]
     seconds: float | None  # of training
+    curve: Curve
     metrics: dict[str, Estimate]
     exact_entropy: float | None
     floors: dict[str, Floor]
@@ -40,6 +57,8 @@ class Cell(Record):
     def __post_init__(self) -> None:
         if not self.finished:
             return
+        if not self.curve.steps:
+            raise RecordError("has no learning curve")
         for metrics in (self.metrics, *self.lengths.values()):
             check_names(metrics, METRICS, "the metric")
         if not {"versions", "machine"} <= set(self.environment):
@@ -49,11 +68,31 @@ class Cell(Record):
     def finished(self) -> bool:
         return self.status == "finished"
 
+    @property
+    def steps(self) -> int:
+        """That were trained, which may be fewer than the configuration allows."""
+        return self.curve.steps[-1]
+
+    def slope(self) -> Estimate | None:
+        """Of the learning curve at its end: see bwt.records.curves."""
+        return slope(self.curve.steps, self.curve.kl)
+
     def at_floor(self) -> bool:
         """Whether it has learned nothing to speak of."""
         return at_floor(
             self.metrics["kl"].mean, {name: floor.kl for name, floor in self.floors.items()}
         )
+
+
+@dataclass(frozen=True)
+class StudyText(Record):
+    """What a study asks, for its table."""
+
+    name: str
+    title: str
+    question: str
+    axis: str  # what x is, "" if its figure has none
+    tuned: bool  # whether learning rates were tried
 
 
 @dataclass(frozen=True)
@@ -64,10 +103,12 @@ class Results(Document):
     date: str
     seeds: int
     rates: list[float]
+    trial: float  # share of the steps in which a rate is tried
+    studies: list[StudyText]
     faults: dict[str, str]  # name of a cell or a command on it -> why it failed
     cells: list[Cell]
 
-    SCHEMA: ClassVar[int] = 1
+    SCHEMA: ClassVar[int] = 2
     REMEDY: ClassVar[str] = "run bwt reproduce again"
 
     def __post_init__(self) -> None:

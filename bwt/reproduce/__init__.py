@@ -1,5 +1,7 @@
-"""The paper's tables, from runs of our own: plan -> sweep -> results.json -> tables -> page."""
+"""The paper's tables and studies of our own, from runs: scale -> plan -> sweep -> results.json ->
+tables -> page."""
 
-from bwt.reproduce.plan import SCALES, TABLES, Reproduction
+from bwt.reproduce.reproduction import Reproduction
+from bwt.reproduce.scales import SCALES
 
-__all__ = ["SCALES", "TABLES", "Reproduction"]
+__all__ = ["SCALES", "Reproduction"]

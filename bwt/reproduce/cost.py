@@ -10,19 +10,24 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bwt import models, tasks, train
 from bwt.reproduce import plan
+from bwt.reproduce.scales import Scale
 from bwt.runs.config import TrainConfig
 from bwt.runs.directory import RunDirectory
 
 START = 6.0  # seconds until a process trains: imports, building
 
 
-def configs(scale: plan.Scale, seeds: int | None) -> Iterator[tuple[str, TrainConfig, int]]:
-    """(name, config, how many cells have it up to rate and seed)."""
-    count = len(scale.rates) + (scale.seeds if seeds is None else seeds) - 1
-    for task, row in plan.wanted(None):
-        if plan.ROWS[row][0] in models.MODELS:
-            cell = plan.plan_cell(scale, Path("."), task, row, 0, 1.0).cell
-            yield f"{task} {row}", cell.config, count
+def configs(scale: Scale, seeds: int | None) -> Iterator[tuple[str, TrainConfig, float]]:
+    """(name, config, how many runs of its full length there are). Of a run until a plateau, and of
+    a range of rates that may be extended, it is taken as planned."""
+    for study, variant in plan.wanted(scale, ()):
+        count = float(seeds or study.seeds or scale.seeds)
+        if study.tuned:
+            tried = len(scale.rates) * min(len(plan.TRIED), int(count))
+            # Tried on the whole budget, the runs of the chosen rate are those of the tables.
+            count += scale.trial * tried if scale.trial < 1 else tried - min(2, count)
+        cell = plan.plan_cell(scale, Path("."), study, variant, 0).cell
+        yield "-".join(plan.key_of(study, variant)), cell.config, count
 
 
 def step_seconds(config: TrainConfig, steps: int = 6) -> tuple[float, float]:
@@ -81,7 +86,7 @@ def _count(model, batch, known) -> int:
     return counter.get_total_flops() // len(batch.tokens)
 
 
-def measured(scale: plan.Scale, seeds: int | None) -> dict[str, float]:
+def measured(scale: Scale, seeds: int | None) -> dict[str, float]:
     """Seconds of one core by task and row, from steps timed now."""
     costs = {}
     for name, config, count in configs(scale, seeds):
@@ -91,7 +96,7 @@ def measured(scale: plan.Scale, seeds: int | None) -> dict[str, float]:
     return costs
 
 
-def counted(scale: plan.Scale, seeds: int | None) -> dict[str, float]:
+def counted(scale: Scale, seeds: int | None) -> dict[str, float]:
     """Floating-point operations of training by task and row."""
     return {
         name: float(count) * sequence_flops(config) * config.steps * config.batch_size

@@ -1,10 +1,12 @@
 """Tables as Markdown and as one HTML page."""
 
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from bwt.records.results import Results
 from bwt.reproduce.tables import Table, build
+from bwt.runs.files import write_atomically, write_json
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 2rem auto; padding: 0 1rem;
@@ -76,3 +78,11 @@ def html(results: Results) -> str:
 
 def _row(tag: str, cells: list[str]) -> str:
     return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+
+def write(out: Path, results: Results) -> None:
+    """results.json and the pages made of it."""
+    write_json(out / "results.json", results.to_json())
+    pages = {"README.md": markdown(results), "index.html": html(results)}
+    for name, text in pages.items():
+        write_atomically(out / name, lambda file, text=text: file.write_text(text))

@@ -1,128 +1,136 @@
-"""What is run: the cells of a scale, how learning rates are chosen, what follows on a run."""
+"""From a scale to cells: which runs there are, and which learning rate is best."""
 
 import math
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from bwt.records.evaluation import Evaluations
 from bwt.records.geometry import Geometry
-from bwt.records.results import Results
-from bwt.reproduce import page, results
-from bwt.runs import environment
+from bwt.reproduce.scales import Scale
+from bwt.reproduce.studies import Study, Variant
 from bwt.runs.config import TrainConfig
-from bwt.runs.files import read_former, write_atomically, write_json
+from bwt.runs.files import read_former
 from bwt.runs.presets import preset
-from bwt.sweep.cells import Cell, Command, make_cell, scores
-from bwt.sweep.sweep import Outcome, Sweep
+from bwt.sweep.cells import Cell, Command, make_cell
 
-TASKS = ("bijection", "hmm", "recall")
-# Row of the tables -> (model, options). It matters what an MLP may see, so there are two.
-ROWS: dict[str, tuple[str, dict[str, Any]]] = {
-    "transformer": ("transformer", {}),
-    "mamba": ("mamba", {}),
-    "lstm": ("lstm", {}),
-    "mlp": ("mlp", {"context": "prefix"}),
-    "mlp-position": ("mlp", {"context": "position"}),
-}
-LOOKED_INTO = (("bijection", "transformer"), ("hmm", "transformer"), ("recall", "transformer"))
-LOOKED_INTO += (("hmm", "mamba"),)
 READ_LONGER = ("transformer", "mamba", "lstm")  # an MLP has weights for its own positions only
 STRETCHES = (1.5, 2.5)  # the paper: trained on 20, tested on 30 and 50
-TABLES = ("architecture", "primitives", "lengths", "geometry", "ablation")
-
-
-@dataclass(frozen=True)
-class Scale:
-    name: str
-    preset: str
-    seeds: int
-    # Of the preset's learning rates. All are tried with the first seed, on the full budget; the
-    # one of least KL is used for the other seeds.
-    rates: tuple[float, ...] = (1.0, 0.3, 3.0)
-    settings: dict[str, Any] = field(default_factory=dict)
-    tasks: dict[str, dict[str, Any]] = field(default_factory=dict)  # options of task and run
-    sequences: int = 512  # of geometry and ablation
-
-
-# The exact posterior as target for the HMM, as in the authors' code; draws for the others.
-SCALES = {
-    "laptop": Scale(
-        "laptop",
-        "quick",
-        seeds=3,
-        settings={"evaluations": 6},
-        tasks={
-            "bijection": {"steps": 2500},
-            "hmm": {"steps": 1200, "targets": "posterior"},
-            "recall": {"steps": 1000},
-        },
-    ),
-    "paper": Scale(
-        "paper",
-        "paper",
-        seeds=5,
-        tasks={
-            "bijection": {},
-            # Learned positions, as the paper has, cannot be read beyond the length of training.
-            "hmm": {"targets": "posterior", "floor": 0.05, "positions": "rotary"},
-            "recall": {
-                "num_pairs": 64,
-                "num_keys": 256,
-                "num_values": 256,
-                "num_queries": 3,
-                "filler": 32,
-            },
-        },
-    ),
-}
+TABLES = ("lengths", "geometry", "ablation")  # that need a part of the cells only
+TRIED = (0, 1)  # seeds with which learning rates are tried
+EXTENSIONS = 2  # of the range of rates, to either side
+FACTOR = 10**0.5
 
 
 @dataclass(frozen=True)
 class Planned:
-    task: str
-    row: str
+    study: Study
+    variant: Variant
     seed: int
     rate: float
+    trial: bool
     cell: Cell
 
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return key_of(self.study, self.variant)
 
-def plan_cell(scale: Scale, runs: Path, task: str, row: str, seed: int, rate: float) -> Planned:
-    model, options = ROWS[row]
-    base = preset(scale.preset, task)
-    fields = {**scale.settings, **scale.tasks[task], **options, "seed": seed}
+
+def key_of(study: Study, variant: Variant) -> tuple[str, str, str]:
+    return study.name, variant.setting, variant.row
+
+
+def plan_cell(
+    scale: Scale,
+    runs: Path,
+    study: Study,
+    variant: Variant,
+    seed: int,
+    rate: float = 1.0,
+    *,
+    trial: bool = False,
+) -> Planned:
+    """trial: to try a rate, on the scale's share of the budget."""
+    chosen = study.preset or scale.preset
+    base = preset(chosen, variant.task)
+    fields = {**scale.settings, **variant.fields, "seed": seed}
     for name in ("lr", "muon_lr"):
         default = TrainConfig.__dataclass_fields__[name].default
-        fields[name] = float(f"{base.get(name, default) * rate:.3g}")
-    if base.get("optimizer") != "muon":
+        value = fields.get(name, base.get(name, default))
+        fields[name] = float(f"{value * rate:.3g}")
+    if fields.get("optimizer", base.get("optimizer")) != "muon":
         del fields["muon_lr"]
-    cell = make_cell(runs, scale.preset, task, model, **fields)
-    name = f"{task}-{row}-rate={rate:g}-seed={seed}"
-    return Planned(task, row, seed, rate, Cell(name, cell.words, cell.config, runs / name))
+    trial = trial and scale.trial < 1
+    if trial:
+        steps = fields.get("steps", base.get("steps"))
+        fields["steps"] = max(1, round(scale.trial * steps))
+    made = make_cell(runs, chosen, variant.task, variant.model, **fields)
+    name = name_of(study, variant, seed, rate, trial)
+    cell = Cell(name, made.words, made.config, runs / name)
+    return Planned(study, variant, seed, rate, trial, cell)
 
 
-def wanted(only: str | None) -> list[tuple[str, str]]:
-    """(task, row) of the cells a table needs; all of them for None."""
-    pairs = [(task, row) for task in TASKS for row in ROWS]
-    if only == "lengths":
-        pairs = [(task, row) for task, row in pairs if task == "hmm"]
-    if only in ("geometry", "ablation"):
-        pairs = list(LOOKED_INTO)
-    return pairs
+def name_of(study: Study, variant: Variant, seed: int, rate: float, trial: bool) -> str:
+    parts = [study.name, variant.setting, variant.row]
+    if study.tuned:
+        parts.append(f"rate={rate:.2g}")
+    if trial:
+        parts.append("trial")
+    parts.append(f"seed={seed}")
+    return "-".join(part.replace(",", "").replace(" ", "_") for part in parts)
 
 
-def choose(planned: list[Planned], outcomes: list[Outcome]) -> dict[tuple[str, str], float]:
-    """The rate of least KL for each (task, row) of which a cell has finished."""
-    best: dict[tuple[str, str], tuple[float, float]] = {}
-    for x, outcome in zip(planned, outcomes, strict=True):
-        if outcome.status == "finished":
-            kl = scores(x.cell.path)["kl"].mean
-            # One that gives no mass to what happens has no KL that is a number.
-            candidate = (kl if math.isfinite(kl) else math.inf, x.rate)
-            best[x.task, x.row] = min(best.get((x.task, x.row), candidate), candidate)
-    return {key: rate for key, (_, rate) in best.items()}
+def wanted(scale: Scale, only: Iterable[str]) -> list[tuple[Study, Variant]]:
+    """What the named studies and tables need; all of it if none is named."""
+    pairs = [(study, variant) for study in scale.studies for variant in study.variants]
+    only = set(only)
+
+    def needed(study: Study, variant: Variant) -> bool:
+        opened = (variant.setting, variant.row) in study.opened
+        return (
+            not only
+            or study.name in only
+            or ("lengths" in only and read_longer(study, variant))
+            or (bool(only & {"geometry", "ablation"}) and opened)
+        )
+
+    return [pair for pair in pairs if needed(*pair)]
+
+
+def read_longer(study: Study, variant: Variant) -> bool:
+    """Whether a variant is tested on longer sequences than those of training."""
+    readable = variant.row in READ_LONGER or variant.fields.get("position_table", 0) > 0
+    readable = readable or variant.fields.get("positions") in ("rotary", "none")
+    return variant.task == "hmm" and study.name in ("architecture", "paper-size") and readable
+
+
+def names(scale: Scale) -> list[str]:
+    """What `--only` may name."""
+    return [*(study.name for study in scale.studies), *TABLES]
+
+
+def choose(kl: dict[float, list[float]]) -> float | None:
+    """The rate whose worst seed is best; None if with each of them a seed came to nothing. One
+    that gives no mass to what happens has no KL that is a number."""
+    worst = {
+        rate: max((x if math.isfinite(x) else math.inf for x in values), default=math.inf)
+        for rate, values in kl.items()
+    }
+    best = min(worst, key=lambda rate: worst[rate], default=None)
+    return best if best is not None and worst[best] < math.inf else None
+
+
+def beyond(kl: dict[float, list[float]], started: tuple[float, ...]) -> float | None:
+    """The next rate to try: beyond the best one, if that is the least or the greatest."""
+    best = choose(kl)
+    if best is None or min(kl) < best < max(kl):
+        return None
+    up = best == max(kl)
+    factor = FACTOR if up else 1 / FACTOR
+    limit = (max(started) if up else min(started)) * factor**EXTENSIONS
+    further = float(f"{best * factor:.2g}")
+    inside = further <= 1.01 * limit if up else further >= 0.99 * limit
+    return further if inside else None
 
 
 def lengths_of(cell: Cell) -> list[int]:
@@ -130,16 +138,18 @@ def lengths_of(cell: Cell) -> list[int]:
     return [round(own * stretch) for stretch in STRETCHES]
 
 
-def followups(scale: Scale, chosen: list[Planned], only: str | None) -> list[list[Command]]:
+def followups(scale: Scale, finished: list[Planned], only: Iterable[str]) -> list[list[Command]]:
     """Commands on finished runs, in stages: two of one run must not write the same file at once."""
-    lengths = [_lengths(x) for x in chosen if x.task == "hmm" and x.row in READ_LONGER]
-    looked = [x for x in chosen if (x.task, x.row) in LOOKED_INTO and x.seed == 0]
-    stages = [lengths if only in (None, "lengths") else []]
+    only = set(only)
+    looked = [x for x in finished if (x.variant.setting, x.variant.row) in x.study.opened]
+    stages = []
+    if not only or only - {"geometry", "ablation"}:
+        stages.append([_lengths(x) for x in finished if read_longer(x.study, x.variant)])
     for table, command, done in (
         ("geometry", "geometry", lambda geometry: geometry.examined),
         ("ablation", "ablate", lambda geometry: geometry.ablation is not None),
     ):
-        if only in (None, table):
+        if not only or table in only or only - set(TABLES):
             stages.append([_look(x, command, done, scale.sequences) for x in looked])
     return [stage for stage in stages if stage]
 
@@ -166,97 +176,3 @@ def _look(x: Planned, command: str, done: Callable[[Geometry], bool], sequences:
         return former is not None and done(former)
 
     return Command(f"{x.cell.name}-{command}", words, finished)
-
-
-@dataclass
-class Reproduction:
-    """Runs what is left of a scale; writes results and pages to `out` after each stage."""
-
-    scale: Scale
-    runs: Path
-    out: Path
-    workers: Any
-    command: str
-    only: str | None = None
-    seeds: int | None = None  # None: the scale's
-    show: Callable[[Sweep], None] = lambda sweep: None
-    say: Callable[[str], None] = lambda text: None
-    planned: list[Planned] = field(default_factory=list)
-    chosen: dict[tuple[str, str], float] = field(default_factory=dict)
-    faults: dict[str, str] = field(default_factory=dict)
-    interrupted: bool = False
-
-    def __post_init__(self) -> None:
-        self.seeds = self.scale.seeds if self.seeds is None else self.seeds
-        if self.seeds < 1:
-            raise ValueError(f"--seeds must be at least 1, got {self.seeds}")
-
-    def run(self) -> Results:
-        rates = self.scale.rates
-        first = [self._plan(*pair, 0, rate) for pair in wanted(self.only) for rate in rates]
-        outcomes = self._train(first, "rates")
-        if not self.interrupted:
-            self.chosen = choose(first, outcomes)
-            self._note_hopeless(first, outcomes)
-            seeds, rates = range(1, self.seeds), self.chosen.items()
-            rest = [self._plan(*key, seed, rate) for seed in seeds for key, rate in rates]
-            self._train(rest, "seeds")
-        for number, stage in enumerate(followups(self.scale, self._final(), self.only)):
-            if not self.interrupted:
-                self.write()
-                self._sweep(stage, f"after-{number}")
-        return self.write()
-
-    def _plan(self, task: str, row: str, seed: int, rate: float) -> Planned:
-        return plan_cell(self.scale, self.runs, task, row, seed, rate)
-
-    def _final(self) -> list[Planned]:
-        """Cells of the tables that have finished."""
-        kept = [x for x in self.planned if self.chosen.get((x.task, x.row)) == x.rate]
-        return [x for x in kept if x.cell.name not in self.faults and not x.cell.divergence()]
-
-    def _train(self, planned: list[Planned], title: str) -> list[Outcome]:
-        self.planned += planned
-        return self._sweep([x.cell for x in planned], title)
-
-    def _sweep(self, cells: list, title: str) -> list[Outcome]:
-        self.say(f"{title}: {len(cells)} cells")
-        sweep = Sweep(
-            self.runs, cells, self.workers, show=self.show, say=self.say, record=f"{title}.json"
-        )
-        outcomes = sweep.run()
-        self.interrupted = bool(sweep.stopping)
-        for x in outcomes:
-            # To diverge at some learning rate is a result.
-            if x.status not in ("finished", "diverged"):
-                self.faults[x.cell.name] = x.error or "not finished"
-        return outcomes
-
-    def _note_hopeless(self, planned: list[Planned], outcomes: list[Outcome]) -> None:
-        """A row of the tables for which no learning rate is left."""
-        for x, outcome in zip(planned, outcomes, strict=True):
-            if outcome.status == "diverged" and (x.task, x.row) not in self.chosen:
-                self.faults[x.cell.name] = outcome.error
-
-    def write(self) -> Results:
-        document = Results(
-            scale=self.scale.name,
-            command=self.command,
-            commit=environment.commit(),
-            date=time.strftime("%Y-%m-%d"),
-            seeds=self.seeds,
-            rates=list(self.scale.rates),
-            faults=dict(self.faults),
-            cells=[
-                results.cell(x, self.chosen.get((x.task, x.row)) == x.rate) for x in self.planned
-            ],
-        )
-        _write(self.out, document)
-        return document
-
-
-def _write(out: Path, document: Results) -> None:
-    write_json(out / "results.json", document.to_json())
-    pages = {"README.md": page.markdown(document), "index.html": page.html(document)}
-    for name, text in pages.items():
-        write_atomically(out / name, lambda file, text=text: file.write_text(text))

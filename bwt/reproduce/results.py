@@ -1,5 +1,7 @@
 """What the runs of a reproduction say, gathered for results.json."""
 
+import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +12,14 @@ from bwt.records import results
 from bwt.records.estimates import Estimate
 from bwt.records.evaluation import Evaluation, Evaluations
 from bwt.records.geometry import Geometry
+from bwt.records.metrics import MetricsRow
 from bwt.report import diagnostics
+from bwt.reproduce.plan import Planned
 from bwt.runs.directory import RunDirectory
-from bwt.runs.files import read_former, read_object, read_record
+from bwt.runs.files import read_former, read_object, read_record, write_atomically
 
 
-def cell(planned, chosen: bool) -> results.Cell:
+def cell(planned: Planned) -> results.Cell:
     """From the files of its run."""
     cell, path = planned.cell, planned.cell.path
     diverged = cell.divergence() is not None
@@ -24,25 +28,36 @@ def cell(planned, chosen: bool) -> results.Cell:
         read_record(path / "evaluation.json", Evaluations) if finished else Evaluations(None)
     )
     own = evaluations.own
+    rows = RunDirectory(path).read_metrics()
     return results.Cell(
         name=cell.name,
-        task=planned.task,
-        row=planned.row,
+        study=planned.study.name,
+        setting=planned.variant.setting,
+        task=planned.variant.task,
+        row=planned.variant.row,
+        x=planned.variant.x,
         seed=planned.seed,
         rate=float(planned.rate),
-        chosen=chosen and finished,
-        status="finished" if finished else "diverged" if diverged else "failed",
+        trial=planned.trial,
+        chosen=finished,
+        status="finished" if finished else "diverged" if diverged else "not finished",
         command=cell.command,
         config=cell.config.to_json(),
         parameters=parameters(cell.config),
         environment=_environment(path) if finished else {},
-        seconds=_seconds(path) if finished else None,
+        seconds=rows[-1].seconds if rows and finished else None,
+        curve=_curve(rows),
         metrics=_metrics(own) if own else {},
         exact_entropy=own.exact.overall["entropy"].mean if own else None,
         floors=_floors(own) if own else {},
         lengths={length: _metrics(x) for length, x in evaluations.lengths.items()},
         geometry=_numbers(path),
     )
+
+
+def _curve(rows: list[MetricsRow]) -> results.Curve:
+    evaluated = [(row.step, row.evaluation["kl"]) for row in rows if row.evaluation]
+    return results.Curve([step for step, _ in evaluated], [kl for _, kl in evaluated])
 
 
 def _metrics(evaluation: Evaluation) -> dict[str, Estimate]:
@@ -68,12 +83,30 @@ def _environment(path: Path) -> dict[str, Any]:
     return {key: whole.get(key) for key in ("commit", "versions", "machine", "environment")}
 
 
-def _seconds(path: Path) -> float | None:
-    rows = RunDirectory(path).read_metrics()
-    return rows[-1].seconds if rows else None
-
-
 def parameters(config) -> int:
     task = tasks.get(config.task, **config.task_options)
     with torch.device("meta"):
         return models.build_for(task, config.model, **config.model_options).num_parameters
+
+
+# What of geometry.json is only there to be drawn.
+BULK = {"examples", "maps", "example", "points", "plane", "outcome", "cluster", "mass_by_step"}
+
+
+def keep_geometry(out: Path, finished: Iterable[Planned]) -> None:
+    """geometry.json of each run that has one, without its bulk, in the folder geometry of `out`."""
+    for x in finished:
+        path = x.cell.path / "geometry.json"
+        if path.exists():
+            slim = _without_bulk(read_object(path))
+            text = json.dumps(slim) + "\n"
+            target = out / "geometry" / f"{x.cell.name}.json"
+            write_atomically(target, lambda file, text=text: file.write_text(text))
+
+
+def _without_bulk(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_bulk(item) for key, item in value.items() if key not in BULK}
+    if isinstance(value, list):
+        return [_without_bulk(item) for item in value]
+    return value

@@ -8,7 +8,9 @@ from pathlib import Path
 from bwt.cli.commands.sweep import Live, add_workers, say_unless, workers
 from bwt.progress import duration
 from bwt.records.results import Results
-from bwt.reproduce import SCALES, TABLES, Reproduction
+from bwt.reproduce import SCALES, Reproduction
+from bwt.reproduce.plan import names
+from bwt.reproduce.scales import Scale
 from bwt.sweep.processes import Processes
 
 TFLOPS = 5.0  # sustained, of fp32 on one large GPU: an assumption, not a measurement
@@ -16,11 +18,12 @@ TFLOPS = 5.0  # sustained, of fp32 on one large GPU: an assumption, not a measur
 
 def add_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
     add = parser.add_argument
-    text = "laptop: small models, about an hour on 2 cores; paper: its sizes, for GPUs"
-    add("--scale", metavar="laptop|paper", choices=SCALES, default="laptop", help=text)
-    text = f"only what this table needs: {', '.join(TABLES)}"
-    add("--only", metavar="TABLE", choices=TABLES, help=text)
-    add("--seeds", metavar="N", type=int, help="(default: 3 laptop, 5 paper)")
+    text = "; ".join(f"{scale.name}: {scale.about}" for scale in SCALES.values())
+    add("--scale", metavar="|".join(SCALES), choices=SCALES, default="laptop", help=text)
+    known = list(dict.fromkeys(name for scale in SCALES.values() for name in names(scale)))
+    text = f"only what these studies and tables need: {', '.join(known)}"
+    add("--only", metavar="NAME", nargs="+", choices=known, default=[], help=text)
+    add("--seeds", metavar="N", type=int, help="(default: those of the scale)")
     add("--runs", metavar="DIR", help="of the runs (default: runs/reproduce-SCALE)")
     add("--out", metavar="DIR", help="of the tables (default: results/SCALE)")
     text = "run nothing; time some steps (laptop) or count operations (paper) and say what it costs"
@@ -35,9 +38,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.estimate:
         return _estimate(arguments, scale)
     words = ["bwt", "reproduce", "--scale", scale.name]
-    for name in ("only", "seeds"):
-        if getattr(arguments, name) is not None:
-            words += [f"--{name}", str(getattr(arguments, name))]
+    if arguments.only:
+        words += ["--only", *arguments.only]
+    if arguments.seeds is not None:
+        words += ["--seeds", str(arguments.seeds)]
+    _check_names(scale, arguments.only)
     say = say_unless(arguments.json)
     reproduction = Reproduction(
         scale,
@@ -45,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         Path(arguments.out or f"results/{scale.name}"),
         workers(arguments),
         " ".join(words),
-        only=arguments.only,
+        only=tuple(arguments.only),
         seeds=arguments.seeds,
         show=Live(arguments.json),
         say=say,
@@ -61,6 +66,13 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if results.faults else 0
 
 
+def _check_names(scale: Scale, only: Sequence[str]) -> None:
+    for name in only:
+        if name not in names(scale):
+            known = ", ".join(names(scale))
+            raise ValueError(f"reproduce: the scale {scale.name} has no {name}; it has {known}")
+
+
 def _print(results: Results, out: Path) -> None:
     from bwt.reproduce.page import markdown_table
     from bwt.reproduce.tables import build
@@ -71,7 +83,7 @@ def _print(results: Results, out: Path) -> None:
     print(f"\nwritten to {out}/results.json, README.md and index.html")
 
 
-def _estimate(arguments: argparse.Namespace, scale) -> int:
+def _estimate(arguments: argparse.Namespace, scale: Scale) -> int:
     from bwt.reproduce import cost
 
     if scale.preset == "paper":

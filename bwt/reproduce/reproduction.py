@@ -1,0 +1,184 @@
+"""Running what is left of a scale."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bwt.records.results import Cell, Results, StudyText
+from bwt.reproduce import page, plan, results
+from bwt.reproduce.plan import Planned
+from bwt.reproduce.scales import Scale
+from bwt.reproduce.studies import Study, Variant
+from bwt.runs import environment
+from bwt.runs.files import read_former
+from bwt.sweep.cells import CIRCUMSTANCES
+from bwt.sweep.sweep import Sweep
+
+
+@dataclass
+class Reproduction:
+    """Runs the cells of a scale and writes results and pages to `out` after each stage.
+
+    A cell that `out` has finished already, with the same configuration, is not run again, be its
+    run directory here or not: results grow over several sittings and machines.
+    """
+
+    scale: Scale
+    runs: Path
+    out: Path
+    workers: Any
+    command: str
+    only: tuple[str, ...] = ()
+    seeds: int | None = None  # None: the scale's
+    show: Callable[[Sweep], None] = lambda sweep: None
+    say: Callable[[str], None] = lambda text: None
+    planned: list[Planned] = field(default_factory=list)
+    rates: dict[tuple[str, str, str], float] = field(default_factory=dict)  # that were chosen
+    faults: dict[str, str] = field(default_factory=dict)
+    interrupted: bool = False
+
+    def __post_init__(self) -> None:
+        if self.seeds is not None and self.seeds < 1:
+            raise ValueError(f"--seeds must be at least 1, got {self.seeds}")
+        former = read_former(self.out / "results.json", Results)
+        self.former = {x.name: x for x in former.cells} if former is not None else {}
+
+    def run(self) -> Results:
+        pairs = plan.wanted(self.scale, self.only)
+        self._try_rates([pair for pair in pairs if pair[0].tuned])
+        if not self.interrupted:
+            self._train(self._seeds(pairs), "seeds")
+        stages = plan.followups(self.scale, self._final(), self.only)
+        for number, stage in enumerate(stages):
+            if not self.interrupted:
+                self.write()
+                self._sweep(stage, f"after-{number}")
+        return self.write()
+
+    def _seeds_of(self, study: Study) -> int:
+        return self.seeds or study.seeds or self.scale.seeds
+
+    def _seeds(self, pairs: Iterable[tuple[Study, Variant]]) -> list[Planned]:
+        """The first seed of everything before the second of anything: results that are cut short
+        leave no study out."""
+        most = max((self._seeds_of(study) for study, _ in pairs), default=0)
+        return [
+            self._plan(study, variant, seed, self.rates.get(plan.key_of(study, variant), 1.0))
+            for seed in range(most)
+            for study, variant in pairs
+            if seed < self._seeds_of(study)
+            and (not study.tuned or plan.key_of(study, variant) in self.rates)
+        ]
+
+    def _try_rates(self, pairs: list[tuple[Study, Variant]]) -> None:
+        kl: dict[tuple[str, str, str], dict[float, list[float]]] = {}
+        following = {plan.key_of(*pair): self.scale.rates for pair in pairs}
+        rounds = 0
+        while any(following.values()) and not self.interrupted:
+            cells = [
+                self._plan(*pair, seed, rate, trial=True)
+                for pair in pairs
+                for rate in following[plan.key_of(*pair)]
+                for seed in plan.TRIED[: max(1, self._seeds_of(pair[0]))]
+            ]
+            self._train(cells, f"rates-{rounds}")
+            for x in cells:
+                kl.setdefault(x.key, {}).setdefault(x.rate, []).append(self._kl(x))
+            following = {key: _beyond(kl[key], self.scale.rates) for key in following}
+            rounds += 1
+        for key, tried in kl.items():
+            best = plan.choose(tried)
+            if best is not None:
+                self.rates[key] = best
+            elif not self.interrupted:
+                self._note_hopeless(key)
+
+    def _kl(self, x: Planned) -> float:
+        cell = self._cell(x)
+        return cell.metrics["kl"].mean if cell.finished else float("inf")
+
+    def _note_hopeless(self, key: tuple[str, str, str]) -> None:
+        """A row of the tables for which no learning rate is left."""
+        for x in self.planned:
+            if x.key == key:
+                self.faults.setdefault(x.cell.name, x.cell.divergence() or "not finished")
+
+    def _plan(self, study: Study, variant: Variant, seed: int, rate: float, **how: bool) -> Planned:
+        return plan.plan_cell(self.scale, self.runs, study, variant, seed, rate, **how)
+
+    def _final(self) -> list[Planned]:
+        """Cells of the tables whose runs are here and have finished."""
+        return [x for x in self.planned if self._counts(x) and x.cell.finished()]
+
+    def _counts(self, x: Planned) -> bool:
+        """Whether it is one of the tables, and not a trial of a learning rate only."""
+        return not x.trial and (not x.study.tuned or self.rates.get(x.key) == x.rate)
+
+    def _train(self, planned: list[Planned], title: str) -> None:
+        known = {x.cell.name for x in self.planned}
+        self.planned += [x for x in planned if x.cell.name not in known]
+        left = [x.cell for x in planned if self._remembered(x) is None]
+        if len(left) < len(planned):
+            self.say(f"{len(planned) - len(left)} cells are in {self.out} already")
+        self._sweep(left, title)
+
+    def _remembered(self, x: Planned) -> Cell | None:
+        """What former results say of a cell whose run is not here."""
+        former = self.former.get(x.cell.name)
+        if former is None or not former.finished or x.cell.path.exists():
+            return None
+        return former if same_run(former.config, x.cell.config.to_json()) else None
+
+    def _sweep(self, cells: list, title: str) -> None:
+        self.say(f"{title}: {len(cells)} cells")
+        sweep = Sweep(
+            self.runs, cells, self.workers, show=self.show, say=self.say, record=f"{title}.json"
+        )
+        outcomes = sweep.run()
+        self.interrupted = self.interrupted or bool(sweep.stopping)
+        for x in outcomes:
+            # To diverge at some learning rate is a result, and to be stopped is no fault.
+            if x.status == "failed":
+                self.faults[x.cell.name] = x.error or "not finished"
+
+    def _cell(self, x: Planned) -> Cell:
+        cell = self._remembered(x) or results.cell(x)
+        status = "failed" if x.cell.name in self.faults and not cell.finished else cell.status
+        return dataclasses.replace(
+            cell, status=status, chosen=cell.finished and self._counts(x), trial=x.trial
+        )
+
+    def write(self) -> Results:
+        here = {x.cell.name: self._cell(x) for x in self.planned}
+        # What other sittings have found stays, if it is still part of the scale.
+        there = {name: x for name, x in self.former.items() if name not in here}
+        document = Results(
+            scale=self.scale.name,
+            command=self.command,
+            commit=environment.commit(),
+            date=time.strftime("%Y-%m-%d"),
+            seeds=self.seeds or self.scale.seeds,
+            rates=list(self.scale.rates),
+            trial=self.scale.trial,
+            studies=[
+                StudyText(x.name, x.title, x.question, x.axis, x.tuned) for x in self.scale.studies
+            ],
+            faults=dict(self.faults),
+            cells=[*there.values(), *here.values()],
+        )
+        page.write(self.out, document)
+        results.keep_geometry(self.out, self._final())
+        return document
+
+
+def same_run(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two configurations are of one run; an option that one does not know is no option."""
+    return all(one[name] == other[name] for name in one.keys() & other.keys() - CIRCUMSTANCES)
+
+
+def _beyond(kl: dict[float, list[float]], started: tuple[float, ...]) -> tuple[float, ...]:
+    further = plan.beyond(kl, started)
+    return () if further is None else (further,)
