@@ -15,6 +15,7 @@ from bwt.geometry.bar import Bar
 from bwt.geometry.clusters import clusters
 from bwt.geometry.dissociation import dissociation
 from bwt.geometry.examples import examples
+from bwt.geometry.formation import formation
 from bwt.geometry.keys import keys
 from bwt.geometry.lengths import lengths
 from bwt.geometry.manifold import manifold
@@ -63,6 +64,13 @@ LOOKING = (
     Diagnostic("probes", records.Probes, lambda x, bar: probes(x.subject, x.untrained)),
     Diagnostic("clusters", records.Clusters, lambda x, bar: clusters(x.subject, x.untrained)),
     Diagnostic("lengths", records.Lengths, _lengths),
+    Diagnostic(
+        "formation",
+        records.Formation,
+        lambda x, bar: formation(x.few, x.steps, x.load, bar.tick),
+        has_attention,
+        work=lambda x: len(x.steps),
+    ),
     Diagnostic(
         "dissociation",
         records.Dissociation,

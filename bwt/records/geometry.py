@@ -244,6 +244,30 @@ class Dissociation(Record):
 
 
 @dataclass(frozen=True)
+class FormationRow(Record):
+    """At one checkpoint. Attention is that of the best head of each layer."""
+
+    step: int
+    kl_known: Estimate  # of questions about a key that was shown before, in bits
+    kl_new: Estimate | None  # of the others; None if there are none
+    binding: list[float]  # from a value to the key it belongs to, by layer
+    matching: list[float]  # from a question to the pair that answers it, by layer
+
+
+@dataclass(frozen=True)
+class Formation(Record):
+    rows: list[FormationRow]
+    uniform_binding: float  # of attention that looks everywhere alike
+    uniform_matching: float
+    sequences: int
+
+    def __post_init__(self) -> None:
+        check_filled(self.rows, "checkpoints")
+        if len({(len(row.binding), len(row.matching)) for row in self.rows}) > 1:
+            raise RecordError("has another number of layers at some checkpoints")
+
+
+@dataclass(frozen=True)
 class Lengths(Record):
     trained: int
     tested: int
@@ -333,6 +357,7 @@ class Geometry(Document):
     manifold: Manifold | None = None
     probes: Probes | None = None
     clusters: Clusters | Skipped | None = None
+    formation: Formation | Skipped | None = None
     dissociation: Dissociation | None = None
     lengths: Lengths | Skipped | None = None
     ablation: Ablation | None = None

@@ -124,6 +124,12 @@ class Task(abc.ABC):
         tokens = batch.tokens[:, self.addresses - self.num_features]
         return tokens[:, :, None] != tokens[:, None, :]
 
+    @property
+    def pairs(self) -> tuple[Tensor, Tensor] | None:
+        """Positions [n] of values that are shown, and those of the keys they belong to; None of a
+        task without pairs."""
+        return None
+
     def shown(self, batch: Batch) -> Tensor:
         """[B, P] int64: what each question is about, to label it."""
         return batch.tokens[:, batch.positions - self.num_features]

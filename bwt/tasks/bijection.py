@@ -88,6 +88,11 @@ class Bijection(Task):
             "evidence": time % 2 == 1,
         }
 
+    @property
+    def pairs(self) -> tuple[Tensor, Tensor]:
+        values = torch.arange(1, self.seq_len, 2)
+        return values, values - 1
+
     def _draw(self, batch_size: int, generator: torch.Generator, device: torch.device) -> Batch:
         V, K = self.num_symbols, self.num_pairs
         if self.replacement:

@@ -117,6 +117,11 @@ class Recall(Task):
         """The stored keys."""
         return torch.arange(1, PAIR_LEN * self.num_pairs, PAIR_LEN)
 
+    @property
+    def pairs(self) -> tuple[Tensor, Tensor]:
+        keys = torch.arange(1, PAIR_LEN * self.num_pairs, PAIR_LEN)
+        return keys + 2, keys
+
     def shown(self, batch: Batch) -> Tensor:
         """The keys of the questions."""
         return batch.tokens[:, batch.positions - 1]

@@ -1,0 +1,116 @@
+"""How a look-up comes about in training."""
+
+from bwt import paper
+from bwt.records.geometry import Formation, FormationRow
+from bwt.report import charts, words
+from bwt.report.cards import Card
+from bwt.report.charts import Series
+from bwt.report.diagnostics.shown import Shown
+
+FORMED = 0.5  # of the attention of a head
+LEARNED = 0.5  # of the KL before training
+
+
+def cards(section: Formation) -> list[Card]:
+    rows = section.rows[1:] if section.rows[0].step == 0 else section.rows
+    if not rows:
+        return []
+    return [
+        Card(
+            "formation",
+            "How the look-up forms",
+            _attention(rows),
+            in_words(section),
+            paper.NOTES["formation"],
+        ),
+        Card(
+            "formation-bits",
+            "What it is worth",
+            _bits(rows),
+            "Bits lost on questions about a key that was shown before, which can be looked up, and "
+            "about new keys, where the values of others are to be ruled out.",
+        ),
+    ]
+
+
+def _attention(rows: list[FormationRow]) -> str:
+    steps = [row.step for row in rows]
+    series = [
+        Series("value to its key", steps, [max(row.binding) for row in rows], dots=True),
+        Series(
+            "question to its answer", steps, [max(row.matching) for row in rows], color=1, dots=True
+        ),
+    ]
+    return charts.lines(
+        series,
+        "Attention of the best head",
+        "training step",
+        "share of attention",
+        log_x=True,
+        zero=True,
+    )
+
+
+def _bits(rows: list[FormationRow]) -> str:
+    steps = [row.step for row in rows]
+    series = [Series("known key", steps, [row.kl_known.mean for row in rows], dots=True)]
+    if all(row.kl_new is not None for row in rows):
+        new = [row.kl_new.mean for row in rows]
+        series.append(Series("new key", steps, new, color=1, dots=True))
+    return charts.lines(
+        series, "KL of known and new keys", "training step", "KL / bits", log_x=True, log_y=True
+    )
+
+
+def first(rows: list[FormationRow], holds) -> int | None:
+    """The first step from which it holds to the end."""
+    found = None
+    for row in reversed(rows):
+        if not holds(row):
+            break
+        found = row.step
+    return found
+
+
+def in_words(section: Formation) -> str:
+    rows, last = section.rows, section.rows[-1]
+    bound = first(rows, lambda row: max(row.binding) >= FORMED)
+    matched = first(rows, lambda row: max(row.matching) >= FORMED)
+    start = rows[0].kl_known.mean
+    learned = first(rows, lambda row: row.kl_known.mean <= LEARNED * start)
+
+    def layer(shares: list[float]) -> str:
+        return f"layer {shares.index(max(shares))}"
+
+    text = [
+        f"From a value to its own key the best head gives {words.percent(max(last.binding))} of "
+        f"its attention ({layer(last.binding)}; looking everywhere alike "
+        f"{words.percent(section.uniform_binding)})"
+        + ("." if bound is None else f", more than half from step {bound} on."),
+        f"From a question to the pair that answers it: {words.percent(max(last.matching))} "
+        f"({layer(last.matching)}; alike {words.percent(section.uniform_matching)})"
+        + ("." if matched is None else f", more than half from step {matched} on."),
+    ]
+    if learned is None:
+        text.append("The look-up has not formed: keys that were shown before cost as much as ever.")
+    else:
+        text.append(f"The bits lost on known keys are halved from step {learned} on.")
+    return " ".join(text)
+
+
+SHOWN = Shown(
+    "formation",
+    "Look-up",
+    Formation,
+    cards,
+    sentences={"look-up": in_words},
+    numbers={
+        "binding_head": lambda section: max(section.rows[-1].binding),
+        "matching_head": lambda section: max(section.rows[-1].matching),
+        "kl_known": lambda section: section.rows[-1].kl_known.mean,
+    },
+    legend=(
+        "attention of the best head from a value to its key and from a question to its answer; "
+        "bits lost on keys that were shown before"
+    ),
+)
