@@ -9,6 +9,7 @@ those about new keys.
 """
 
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -34,49 +35,57 @@ def formation(
     known = matching.any(-1)
     if not bool(known.any()):
         return Skipped("no key is asked about that was shown before")
+    values, keys = (x.to(known.device) for x in subject.task.pairs)
+    places = Places(values, keys, matching, known)
     rows = []
     for step in steps:
-        rows.append(_row(step, subject.of(load(step)), matching, known))
+        rows.append(_row(step, subject.of(load(step)), places))
         tick()
-    visible = torch.arange(subject.task.seq_len, device=known.device) <= subject.positions[:, None]
-    share = (matching & visible).sum(-1) / visible.sum(-1)
-    values, _ = subject.task.pairs
+    share = matching[..., values].sum(-1) / (subject.positions + 1)
     return Formation(
         rows=rows,
         uniform_binding=(1 / (values + 1.0)).mean().item(),
-        uniform_matching=share[known].mean().item(),
+        uniform_answer=share[known].mean().item(),
         sequences=len(subject.batch.tokens),
     )
 
 
-def _row(step: int, subject: Subject, matching: Tensor, known: Tensor) -> FormationRow:
+class Places(NamedTuple):
+    values: Tensor  # [n] positions
+    keys: Tensor  # [n] of the keys they belong to
+    matching: Tensor  # [B, P, T] the pairs that answer a question
+    known: Tensor  # [B, P] the questions that have one
+
+
+def _row(step: int, subject: Subject, places: Places) -> FormationRow:
     kl = measure(subject.predict(), subject.exact, subject.batch.targets)[KL]
-    binding, match = attention_of(subject, matching, known)
-    return FormationRow(step, _where(kl, known), _where(kl, ~known), binding, match)
+    known, new = _where(kl, places.known), _where(kl, ~places.known)
+    return FormationRow(step, known, new, *attention_of(subject, places))
 
 
 def _where(kl: Tensor, mask: Tensor) -> Estimate | None:
     return ratio((kl * mask).sum(-1), mask.sum(-1).double())
 
 
-def attention_of(
-    subject: Subject, matching: Tensor, known: Tensor
-) -> tuple[list[float], list[float]]:
+def attention_of(subject: Subject, places: Places) -> tuple[list[float], list[float], list[float]]:
     """For each layer, of its best head: attention from values to their keys, and from questions
-    that can be answered to the pairs that answer them."""
-    values, keys = (x.to(known.device) for x in subject.task.pairs)
+    that can be answered to their keys of before and to the answers."""
     layers = len(blocks(subject.model))
-    bound, matched = [0.0] * layers, [0.0] * layers
+    bound, same, answered = ([0.0] * layers for _ in range(3))
     for rows, weights in _maps(subject):
+        matching, known = places.matching[rows], places.known[rows, None]
         for i, w in enumerate(weights):
-            bound[i] = bound[i] + w[:, :, values, keys].double().mean(-1).sum(0)  # [H]
-            mass = mass_on(w[:, :, subject.positions], matching[rows])  # [B, H, P]
-            matched[i] = matched[i] + (mass * known[rows, None]).sum((0, 2))
-    sequences, questions = len(known), known.sum()
-    return (
-        [(x / sequences).max().item() for x in bound],
-        [(x / questions).max().item() for x in matched],
-    )
+            bound[i] = bound[i] + w[:, :, places.values, places.keys].double().mean(-1).sum(0)
+            asked = w[:, :, subject.positions]  # [B, H, P, T]
+            for total, at in ((same, places.keys), (answered, places.values)):
+                mass = mass_on(asked[..., at], matching[..., at])  # [B, H, P]
+                total[i] = total[i] + (mass * known).sum((0, 2))
+    sequences, questions = len(places.known), places.known.sum()
+
+    def best(totals: list[Tensor], count: int | Tensor) -> list[float]:
+        return [(x / count).max().item() for x in totals]
+
+    return best(bound, sequences), best(same, questions), best(answered, questions)
 
 
 def _maps(subject: Subject) -> Iterator[tuple[slice, list[Tensor]]]:

@@ -251,20 +251,22 @@ class FormationRow(Record):
     kl_known: Estimate  # of questions about a key that was shown before, in bits
     kl_new: Estimate | None  # of the others; None if there are none
     binding: list[float]  # from a value to the key it belongs to, by layer
-    matching: list[float]  # from a question to the pair that answers it, by layer
+    same_key: list[float]  # from a question to where its key was shown before, by layer
+    answer: list[float]  # and to the value beside it
 
 
 @dataclass(frozen=True)
 class Formation(Record):
     rows: list[FormationRow]
     uniform_binding: float  # of attention that looks everywhere alike
-    uniform_matching: float
+    uniform_answer: float
     sequences: int
 
     def __post_init__(self) -> None:
         check_filled(self.rows, "checkpoints")
-        if len({(len(row.binding), len(row.matching)) for row in self.rows}) > 1:
-            raise RecordError("has another number of layers at some checkpoints")
+        layers = {len(x) for row in self.rows for x in (row.binding, row.same_key, row.answer)}
+        if len(layers) != 1 or layers == {0}:
+            raise RecordError("has another number of layers at some checkpoints, or none")
 
 
 @dataclass(frozen=True)

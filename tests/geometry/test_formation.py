@@ -43,7 +43,7 @@ class PlantedAttention(Tapped):
                 weights[b, 1, t, earlier[-1]] = 1
             else:
                 weights[b, 1, t, t] = 1
-            weights[b, 0, t, t] = 1  # a head that does neither
+            weights[b, 0, t, t] = 1  # a head that does none of it
         self.tap("weights", weights)
 
 
@@ -76,7 +76,8 @@ def test_a_planted_look_up_is_found_when_it_forms():
     bound = PlantedModel(True, False, False)
     found = formed(nothing, bound, PlantedModel(True, True, True))
     assert [row.binding for row in found.rows] == [[0.0], [1.0], [1.0]]
-    assert [row.matching for row in found.rows] == [[0.0], [0.0], [1.0]]
+    assert [row.answer for row in found.rows] == [[0.0], [0.0], [1.0]]
+    assert [row.same_key for row in found.rows] == [[0.0], [0.0], [0.0]]
     known, new = (
         [getattr(row, name).mean for row in found.rows] for name in ("kl_known", "kl_new")
     )
@@ -101,13 +102,13 @@ def test_attention_alike_is_what_uniform_says():
     subject = Subject.draw(TASK, model, 32)
     found = formation(subject, [0], lambda step: model, lambda: None)
     assert found.rows[0].binding == pytest.approx([found.uniform_binding] * 2, rel=1e-5)
-    assert found.rows[0].matching == pytest.approx([found.uniform_matching] * 2, rel=1e-5)
+    assert found.rows[0].answer == pytest.approx([found.uniform_answer] * 2, rel=1e-5)
 
 
 def test_recall_has_pairs_and_no_new_keys():
     subject = Subject.draw(RECALL, transformer(RECALL), 16)
     found = formation(subject, [0], lambda step: subject.model, lambda: None)
-    assert found.rows[0].kl_new is None and 0 < found.uniform_matching < 1
+    assert found.rows[0].kl_new is None and 0 < found.uniform_answer < 1
     values, keys = RECALL.pairs
     assert bool((subject.batch.tokens[:, keys] < 5 + RECALL.num_keys).all())
     assert bool((subject.batch.tokens[:, values] >= 5 + RECALL.num_keys).all())

@@ -38,7 +38,10 @@ def _attention(rows: list[FormationRow]) -> str:
     series = [
         Series("value to its key", steps, [max(row.binding) for row in rows], dots=True),
         Series(
-            "question to its answer", steps, [max(row.matching) for row in rows], color=1, dots=True
+            "question to its key", steps, [max(row.same_key) for row in rows], color=2, dots=True
+        ),
+        Series(
+            "question to its answer", steps, [max(row.answer) for row in rows], color=1, dots=True
         ),
     ]
     return charts.lines(
@@ -75,7 +78,7 @@ def first(rows: list[FormationRow], holds) -> int | None:
 def in_words(section: Formation) -> str:
     rows, last = section.rows, section.rows[-1]
     bound = first(rows, lambda row: max(row.binding) >= FORMED)
-    matched = first(rows, lambda row: max(row.matching) >= FORMED)
+    matched = first(rows, lambda row: max(row.answer) >= FORMED)
     start = rows[0].kl_known.mean
     learned = first(rows, lambda row: row.kl_known.mean <= LEARNED * start)
 
@@ -87,8 +90,10 @@ def in_words(section: Formation) -> str:
         f"its attention ({layer(last.binding)}; looking everywhere alike "
         f"{words.percent(section.uniform_binding)})"
         + ("." if bound is None else f", more than half from step {bound} on."),
-        f"From a question to the pair that answers it: {words.percent(max(last.matching))} "
-        f"({layer(last.matching)}; alike {words.percent(section.uniform_matching)})"
+        f"From a question to where its key was shown before: "
+        f"{words.percent(max(last.same_key))} ({layer(last.same_key)}); to the value that answers "
+        f"it: {words.percent(max(last.answer))} ({layer(last.answer)}; alike "
+        f"{words.percent(section.uniform_answer)})"
         + ("." if matched is None else f", more than half from step {matched} on."),
     ]
     if learned is None:
@@ -106,11 +111,12 @@ SHOWN = Shown(
     sentences={"look-up": in_words},
     numbers={
         "binding_head": lambda section: max(section.rows[-1].binding),
-        "matching_head": lambda section: max(section.rows[-1].matching),
+        "same_key_head": lambda section: max(section.rows[-1].same_key),
+        "answer_head": lambda section: max(section.rows[-1].answer),
         "kl_known": lambda section: section.rows[-1].kl_known.mean,
     },
     legend=(
-        "attention of the best head from a value to its key and from a question to its answer; "
-        "bits lost on keys that were shown before"
+        "attention of the best head from a value to its key, from a question to where its key was "
+        "shown before and to the answer; bits lost on keys that were shown before"
     ),
 )
