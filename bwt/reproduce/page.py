@@ -1,25 +1,44 @@
-"""Tables as Markdown and as one HTML page."""
+"""Results as Markdown and as one HTML page: a section for each study."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
 
-from bwt.records.results import Results
+from bwt.records.results import Cell, Results
+from bwt.report.style import FIGURE_STYLE, PAGE_STYLE
 from bwt.reproduce.tables import Table, build
 from bwt.runs.files import write_atomically, write_json
 
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 2rem auto; padding: 0 1rem;
-  color: #1a1a1a; background: #fff }
-table { border-collapse: collapse; display: block; overflow-x: auto; margin: .5rem 0 }
-th, td { padding: .25rem .8rem .25rem 0; text-align: left; border-bottom: 1px solid #ddd;
-  font-variant-numeric: tabular-nums; vertical-align: top }
-p { color: #555; max-width: 60rem }
-#commands td:last-child { font-family: ui-monospace, monospace; font-size: 12px }
-@media (prefers-color-scheme: dark) {
-  body { color: #ddd; background: #16181c } th, td { border-color: #333 } p { color: #999 }
-}
-"""
+STYLE = (
+    "table{width:auto}th,td{text-align:left;vertical-align:top;white-space:normal;"
+    "padding-right:1rem}td{min-width:4.5rem}"
+    "p{max-width:60rem}p.question{font-size:1.05rem}"
+    "details summary{cursor:pointer}"
+    "#table-commands td:last-child{font-family:ui-monospace,monospace;font-size:.75rem}"
+    "nav{columns:2;max-width:50rem}nav a{display:block}"
+)
+FOLDED = "commands"  # long, and seldom read
+
+
+@dataclass(frozen=True)
+class Section:
+    name: str
+    title: str
+    question: str
+    tables: list[Table]
+
+
+def sections(results: Results) -> Iterator[Section]:
+    """One for each study, and one for each table that belongs to none. Empty tables are left
+    out."""
+    tables = [table for table in build(results) if table.rows]
+    for study in results.studies:
+        own = [table for table in tables if table.study == study.name]
+        yield Section(study.name, study.title, study.question, own)
+    for table in tables:
+        if not table.study:
+            yield Section(table.name, table.title, "", [table])
 
 
 def markdown_table(table: Table) -> str:
@@ -35,44 +54,71 @@ def markdown_table(table: Table) -> str:
 
 
 def introduction(results: Results) -> str:
-    machines = {_machine(cell.environment) for cell in results.cells if cell.environment}
-    done = sum(cell.finished for cell in results.cells)
-    seconds = sum(cell.seconds or 0 for cell in results.cells)
+    done = [cell for cell in results.cells if cell.finished]
+    hours = sum(cell.seconds or 0 for cell in results.cells) / 3600
+    machines = sorted({_machine(cell) for cell in done})
+    commits = sorted({str(cell.environment.get("commit"))[:12] for cell in done})
     return (
-        f"{results.command}, {results.date}: {done} of {len(results.cells)} cells "
-        f"finished, {seconds / 60:.0f} minutes of training in all, {results.seeds} seeds. "
-        f"Run on: {'; '.join(sorted(machines)) or 'nothing yet'}."
+        f"{results.command}, {results.date}: {len(done)} of {len(results.cells)} cells finished, "
+        f"{hours:.1f} hours of training in all, up to {results.seeds} seeds. "
+        f"Run on: {'; '.join(machines) or 'nothing yet'}. Commits: {', '.join(commits) or '-'}."
     )
 
 
-def _machine(environment: dict[str, Any]) -> str:
-    machine = environment["machine"]
-    return (
-        f"{machine['platform']}, {machine['cpu_count']} CPUs, "
-        f"torch {environment['versions']['torch']}, commit {environment['commit']}"
-    )
+def _machine(cell: Cell) -> str:
+    machine, versions = cell.environment["machine"], cell.environment["versions"]
+    return f"{machine['platform']}, {machine['cpu_count']} CPUs, torch {versions['torch']}"
 
 
 def markdown(results: Results) -> str:
     parts = [f"# Results: {results.scale} scale", introduction(results)]
-    for table in build(results):
-        parts += [f"## {table.title}", markdown_table(table), *table.notes]
+    for section in sections(results):
+        parts += [f"## {section.title}", section.question]
+        if not section.tables:
+            parts.append("Not run yet.")
+        for table in section.tables:
+            if table.title != section.title:
+                parts.append(f"### {table.title}")
+            parts += [markdown_table(table), *table.notes]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def html(results: Results) -> str:
     title = f"bwt: results at {results.scale} scale"
-    parts = [f"<h1>{escape(title)}</h1><p>{escape(introduction(results))}</p>"]
-    for table in build(results):
-        parts.append(f'<h2>{escape(table.title)}</h2><table id="{table.name}">')
-        parts.append(_row("th", table.header) if table.rows else "")
-        parts += [_row("td", row) for row in table.rows]
-        parts.append("</table>")
-        parts += [f"<p>{escape(note)}</p>" for note in table.notes]
+    found = list(sections(results))
+    links = "".join(f'<a href="#{x.name}">{escape(x.title)}</a>' for x in found)
+    head = f"<h1>{escape(title)}</h1><p>{escape(introduction(results))}</p><nav>{links}</nav>"
     return (
-        '<!doctype html><html lang="en"><meta charset="utf-8">'
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style>\n" + "\n".join(parts) + "\n</html>\n"
+        '<meta name="color-scheme" content="light dark">'
+        f"<title>{escape(title)}</title><style>{PAGE_STYLE}{FIGURE_STYLE}{STYLE}</style></head>\n"
+        f"<body><main>{head}\n" + "\n".join(map(_section, found)) + "\n</main></body></html>\n"
+    )
+
+
+def _section(section: Section) -> str:
+    parts = [f'<section id="{section.name}"><h2>{escape(section.title)}</h2>']
+    if section.question:
+        parts.append(f'<p class="question">{escape(section.question)}</p>')
+    if not section.tables:
+        parts.append("<p>Not run yet.</p>")
+    for table in section.tables:
+        if table.title != section.title:
+            parts.append(f'<h2 class="sub">{escape(table.title)}</h2>')
+        parts.append(_folded(table) if table.name == FOLDED else _table(table))
+    return "".join(parts) + "</section>"
+
+
+def _folded(table: Table) -> str:
+    return f"<details><summary>{len(table.rows)} rows</summary>{_table(table)}</details>"
+
+
+def _table(table: Table) -> str:
+    rows = [_row("th", table.header), *(_row("td", row) for row in table.rows)]
+    notes = "".join(f'<p class="note">{escape(note)}</p>' for note in table.notes)
+    return (
+        f'<div class="scroll"><table id="table-{table.name}">{"".join(rows)}</table></div>{notes}'
     )
 
 

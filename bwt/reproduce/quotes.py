@@ -4,7 +4,7 @@
     | model | ... |
     <!-- /results -->
 
-    about <!-- results: laptop hmm transformer kl -->0.0012 ± 0.0001<!-- /results --> bits
+    is <!-- results: laptop value architecture | hmm | transformer | kl -->0.0012<!-- /results -->
 
 `python -m bwt.reproduce.quotes README.md` brings them up to date; a test fails if they are not.
 """
@@ -15,7 +15,9 @@ from pathlib import Path
 
 from bwt.records.results import Results
 from bwt.reproduce.page import markdown_table
-from bwt.reproduce.tables import build, chosen, percent, spread, values
+from bwt.reproduce.tables import build
+from bwt.reproduce.tables.table import spread_of
+from bwt.reproduce.tables.variants import find
 from bwt.runs.files import read_record, write_atomically
 
 MARKED = re.compile(r"(<!-- results: ([^>]*?) -->)(.*?)(<!-- /results -->)", re.S)
@@ -29,26 +31,35 @@ def fill(text: str, results: Path) -> str:
     """
     if text.count("<!-- results:") != len(MARKED.findall(text)):
         raise ValueError("a marker <!-- results: ... --> has no <!-- /results -->")
-    return MARKED.sub(lambda m: m[1] + quote(m[2].split(), results) + m[4], text)
+    return MARKED.sub(lambda m: m[1] + quote(m[2], results) + m[4], text)
 
 
-def quote(words: list[str], results: Path) -> str:
-    """`SCALE table NAME` or `SCALE TASK MODEL METRIC`."""
-    document = read_record(results / words[0] / "results.json", Results)
-    where = " ".join(words)
-    if words[1:2] == ["table"]:
-        table = next((x for x in build(document) if [x.name] == words[2:]), None)
-        if table is None or not table.rows:
-            raise ValueError(f"results have no table for the marker {where!r}")
-        return f"\n{markdown_table(table)}\n"
-    if len(words) != 4:
-        raise ValueError(f"the marker {where!r} is not SCALE table NAME or SCALE TASK MODEL METRIC")
-    _, task, row, metric = words
-    cells = chosen(document, task, row)
-    if not cells or metric not in cells[0].metrics:
-        raise ValueError(f"results have nothing for the marker {where!r}")
-    numbers = values(document, task, row, metric)
-    return spread(numbers, percent) if metric == "accuracy" else spread(numbers)
+def quote(marker: str, results: Path) -> str:
+    """`SCALE table NAME` or `SCALE value STUDY | SETTING | ROW | METRIC`."""
+    scale, kind, rest = [*marker.split(maxsplit=2), "", ""][:3]
+    if kind not in ("table", "value") or not rest:
+        raise ValueError(
+            f"the marker {marker!r} is not SCALE table NAME or "
+            "SCALE value STUDY | SETTING | ROW | METRIC"
+        )
+    document = read_record(results / scale / "results.json", Results)
+    found = _table(document, rest) if kind == "table" else _value(document, rest)
+    if found is None:
+        raise ValueError(f"results have no {kind} for the marker {marker!r}")
+    return found
+
+
+def _table(document: Results, name: str) -> str | None:
+    table = next((x for x in build(document) if x.name == name and x.rows), None)
+    return None if table is None else f"\n{markdown_table(table)}\n"
+
+
+def _value(document: Results, place: str) -> str | None:
+    *names, metric = (part.strip() for part in place.split("|"))
+    seeds = find(document, *names) if len(names) == 3 else None
+    if seeds is None or metric not in seeds.cells[0].metrics:
+        return None
+    return spread_of(seeds.cells, metric)
 
 
 def main(paths: list[str]) -> int:

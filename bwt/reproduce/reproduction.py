@@ -43,8 +43,22 @@ class Reproduction:
     def __post_init__(self) -> None:
         if self.seeds is not None and self.seeds < 1:
             raise ValueError(f"--seeds must be at least 1, got {self.seeds}")
+        self.order = {
+            plan.key_of(study, variant): (study, variant)
+            for study in self.scale.studies
+            for variant in study.variants
+        }
         former = read_former(self.out / "results.json", Results)
-        self.former = {x.name: x for x in former.cells} if former is not None else {}
+        cells = former.cells if former is not None else []
+        self.former = {x.name: x for x in cells if self._still_planned(x)}
+
+    def _still_planned(self, x: Cell) -> bool:
+        """Whether a cell of former results would be run in the same way today."""
+        key = (x.study, x.setting, x.row)
+        if key not in self.order:
+            return False
+        today = self._plan(*self.order[key], x.seed, x.rate, trial=x.trial)
+        return x.name == today.cell.name and same_run(x.config, today.cell.config.to_json())
 
     def run(self) -> Results:
         pairs = plan.wanted(self.scale, self.only)
@@ -91,10 +105,16 @@ class Reproduction:
             rounds += 1
         for key, tried in kl.items():
             best = plan.choose(tried)
+            if self.interrupted and (following[key] or self._unsettled(key)):
+                continue  # the best of all may still come
             if best is not None:
                 self.rates[key] = best
-            elif not self.interrupted:
+            else:
                 self._note_hopeless(key)
+
+    def _unsettled(self, key: tuple[str, str, str]) -> bool:
+        cells = (self._cell(x) for x in self.planned if x.key == key)
+        return any(x.status == "not finished" for x in cells)
 
     def _kl(self, x: Planned) -> float:
         cell = self._cell(x)
@@ -130,7 +150,7 @@ class Reproduction:
         former = self.former.get(x.cell.name)
         if former is None or not former.finished or x.cell.path.exists():
             return None
-        return former if same_run(former.config, x.cell.config.to_json()) else None
+        return former
 
     def _sweep(self, cells: list, title: str) -> None:
         self.say(f"{title}: {len(cells)} cells")
@@ -151,10 +171,16 @@ class Reproduction:
             cell, status=status, chosen=cell.finished and self._counts(x), trial=x.trial
         )
 
+    def _of_former(self, x: Cell) -> Cell:
+        """With the rates that were chosen now."""
+        rate = self.rates.get((x.study, x.setting, x.row), x.rate)
+        return dataclasses.replace(x, chosen=x.chosen and x.rate == rate)
+
     def write(self) -> Results:
         here = {x.cell.name: self._cell(x) for x in self.planned}
-        # What other sittings have found stays, if it is still part of the scale.
-        there = {name: x for name, x in self.former.items() if name not in here}
+        # What other sittings have found stays.
+        there = [self._of_former(x) for name, x in self.former.items() if name not in here]
+        order = {key: place for place, key in enumerate(self.order)}
         document = Results(
             scale=self.scale.name,
             command=self.command,
@@ -167,7 +193,9 @@ class Reproduction:
                 StudyText(x.name, x.title, x.question, x.axis, x.tuned) for x in self.scale.studies
             ],
             faults=dict(self.faults),
-            cells=[*there.values(), *here.values()],
+            cells=sorted(
+                [*there, *here.values()], key=lambda x: order[x.study, x.setting, x.row]
+            ),
         )
         page.write(self.out, document)
         results.keep_geometry(self.out, self._final())

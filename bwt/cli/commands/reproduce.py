@@ -77,8 +77,8 @@ def _print(results: Results, out: Path) -> None:
     from bwt.reproduce.page import markdown_table
     from bwt.reproduce.tables import build
 
-    for table in build(results)[:-1]:
-        if table.rows:
+    for table in build(results):
+        if table.rows and table.name != "commands":
             print(f"\n{table.title}\n{markdown_table(table)}")
     print(f"\nwritten to {out}/results.json, README.md and index.html")
 

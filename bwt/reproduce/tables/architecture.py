@@ -1,0 +1,94 @@
+"""Architectures and tasks: ours beside the paper's."""
+
+from bwt.records.results import Results
+from bwt.reproduce.plan import TRIED
+from bwt.reproduce.tables import beside
+from bwt.reproduce.tables.circumstances import circumstances
+from bwt.reproduce.tables.table import SPREAD, Table, spread_of
+from bwt.reproduce.tables.variants import Seeds, variants
+
+STUDY = "architecture"
+
+
+def architecture(results: Results) -> Table:
+    """One line for each model, one column for each task."""
+    found = variants(results, STUDY)
+    settings = list(dict.fromkeys(x.setting for x in found))
+    by_place = {(x.setting, x.row): x for x in found}
+    rows = [
+        [row, *(_headline(by_place.get((setting, row))) for setting in settings)]
+        for row in dict.fromkeys(x.row for x in found)
+    ]
+    units = ["accuracy" if _is_recall(found, setting) else "bits" for setting in settings]
+    header = ["model", *(f"{s} ({unit})" for s, unit in zip(settings, units, strict=True))]
+    notes = [
+        f"Entropy error in bits (recall: accuracy). {SPREAD} Two figures of the paper are those of "
+        "its versions 1 and 3; whether they can be compared says the table of all metrics.",
+        "All models have as many parameters as the transformer within 1% and see batches of the "
+        "same size.",
+    ]
+    return Table("architecture", "Architectures and tasks", header, rows, notes, STUDY)
+
+
+def _is_recall(found: list[Seeds], setting: str) -> bool:
+    return any(x.task == "recall" for x in found if x.setting == setting)
+
+
+def headline(seeds: Seeds) -> str:
+    return spread_of(seeds.cells, "accuracy" if seeds.task == "recall" else "entropy_mae")
+
+
+def _headline(seeds: Seeds | None) -> str:
+    if seeds is None:
+        return "-"
+    lost = f"; {len(seeds.lost)} more without a result" if seeds.lost else ""
+    return f"{headline(seeds)}{lost} (paper {beside.papers(seeds.task, seeds.row)})"
+
+
+SHOWN = ("entropy_mae", "kl", "tvd", "excess", "accuracy")
+
+
+def metrics(results: Results) -> Table:
+    """One line for each model and task, with all that has to be known of it."""
+    rows = [
+        [
+            x.setting,
+            x.row,
+            circumstances(x.cells[0].config),
+            f"{x.cells[0].parameters:,}",
+            x.rate(),
+            x.steps(),
+            *(spread_of(x.cells, name) for name in SHOWN),
+            x.floor(),
+            x.learned(),
+            x.slope(),
+            beside.beside(x),
+        ]
+        for x in variants(results, STUDY)
+    ]
+    header = ["setting", "model", "circumstances", "parameters", "rate", "steps", *SHOWN]
+    header += ["best floor (kl)", "learned", "per doubling", "beside the paper"]
+    notes = [rates(results), LEARNED, PER_DOUBLING, beside.RULE]
+    return Table("metrics", "All metrics", header, rows, notes, STUDY)
+
+
+PER_DOUBLING = (
+    "Per doubling: by how much the KL changes with each doubling of the steps at the end of "
+    "training, mean over seeds; near 0 it has converged."
+)
+LEARNED = (
+    "Not trained: not clearly better than a predictor that has learned nothing of the task, which "
+    "is a failure to train until shown otherwise and says nothing of what the model could do."
+)
+
+
+def rates(results: Results) -> str:
+    tried = ", ".join(f"{x:g}" for x in results.rates)
+    seeds = " and ".join(map(str, TRIED))
+    budget = "the whole budget" if results.trial >= 1 else f"{results.trial:.0%} of the steps"
+    return (
+        f"Rate: factor on the preset's learning rates. {tried} were tried with seeds {seeds} on "
+        f"{budget}; the one whose worse seed is better is used for all seeds. Should it be the "
+        "least or the greatest, the range is extended; if it still is after that, it is marked as "
+        "an edge, and a better one may lie beyond it."
+    )

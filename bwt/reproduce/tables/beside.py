@@ -1,0 +1,50 @@
+"""The paper's figures beside ours: compared only where generator and metric are the same."""
+
+from bwt import paper
+from bwt.report.words import known, mean
+from bwt.reproduce.tables.circumstances import differences
+from bwt.reproduce.tables.table import number, percent
+from bwt.reproduce.tables.variants import Seeds
+
+FACTOR, POINTS = 2.0, 0.02
+RULE = (
+    f"Beside the paper: agrees if within a factor of {FACTOR:g} (accuracy: {100 * POINTS:g} "
+    "points) of a figure of it, for the same generator and metric only. Its bijection is taken to "
+    "draw keys with replacement, as the uniform guess then scores its MLP's figure; its entropies "
+    "of the bijection are averaged over sequences before they are compared, and so are ours for "
+    "this comparison."
+)
+
+
+def papers(task: str, row: str) -> str:
+    """Its figures, of versions 1 and 3 if there are two."""
+    show = percent if task == "recall" else number
+    return " / ".join(show(x.value) for x in paper.HEADLINE.get((task, row), ())) or "-"
+
+
+def beside(seeds: Seeds) -> str:
+    figures = paper.HEADLINE.get((seeds.task, seeds.row), ())
+    if not figures:
+        return "-"
+    notes = [x.note for x in figures if x.note]
+    other = differences(seeds.cells[0].config, paper.GENERATORS[seeds.task])
+    if other:
+        return "; ".join([f"another generator ({', '.join(other)}): not comparable", *notes])
+    return "; ".join([_compared(seeds, [x for x in figures if x.metric]), *notes])
+
+
+def _compared(seeds: Seeds, figures: list[paper.Figure]) -> str:
+    metric = figures[0].metric
+    each = [x.metrics[metric].mean for x in seeds.cells]
+    if not all(map(known, each)):
+        return "no number"
+    ours, theirs = mean(each), [x.value for x in figures]
+
+    def agrees(value: float) -> bool:
+        if metric == "accuracy":
+            return abs(ours - value) <= POINTS
+        return value / FACTOR <= ours <= value * FACTOR
+
+    if any(map(agrees, theirs)):
+        return "agrees"
+    return "higher" if ours > max(theirs) else "lower" if ours < min(theirs) else "between"

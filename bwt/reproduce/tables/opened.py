@@ -1,0 +1,39 @@
+"""Numbers of the diagnostics of models that were looked into, over all their seeds."""
+
+from bwt import paper
+from bwt.records.results import Results, StudyText
+from bwt.report import diagnostics
+from bwt.reproduce.tables.table import SPREAD, Table, spread
+from bwt.reproduce.tables.variants import Seeds, variants
+
+
+def opened(results: Results, text: StudyText) -> list[Table]:
+    tables = [
+        _looked(results, text, "geometry", "Geometry", "geometry"),
+        _looked(results, text, "ablation", "Ablation", "ablate"),
+    ]
+    return [table for table in tables if table.rows]
+
+
+def _looked(results: Results, text: StudyText, name: str, title: str, command: str) -> Table:
+    """The numbers of the diagnostics that a command makes."""
+    shown = [x for x in diagnostics.in_order() if x.command == command and x.numbers]
+    names = [number for x in shown for number in x.numbers]
+    found = [x for x in variants(results, text.name) if any(_has(x, key) for key in names)]
+    names = [key for key in names if any(_has(x, key) for x in found)]
+    rows = [
+        [key, *(_over_seeds(x, key) for x in found), paper.GEOMETRY.get(key, "-")] for key in names
+    ]
+    legend = "; ".join(x.legend for x in shown if set(x.numbers) & set(names))
+    notes = [f"`bwt {command}`. {legend[:1].upper()}{legend[1:]}. {SPREAD}"]
+    header = ["", *(f"{x.setting}: {x.row}" for x in found), "paper"]
+    table = f"{name}-{text.name}"
+    return Table(table, f"{title}: {text.title}", header, rows, notes, text.name)
+
+
+def _has(seeds: Seeds, key: str) -> bool:
+    return any(key in x.geometry for x in seeds.cells)
+
+
+def _over_seeds(seeds: Seeds, key: str) -> str:
+    return spread([x.geometry[key] for x in seeds.cells if key in x.geometry])

@@ -1,0 +1,67 @@
+"""Which abilities a model has shown, on tasks where their lack is seen."""
+
+from collections import Counter
+
+from bwt import paper
+from bwt.records.results import Cell, Results
+from bwt.reproduce.tables.architecture import LEARNED
+from bwt.reproduce.tables.table import Table
+from bwt.reproduce.tables.variants import find, variants
+
+# (primitive, study, setting, predictor that lacks just that): `lookup` does not rule out the values
+# of other keys, `memory-5` is the exact filter of the last five observations, `unbound` knows what
+# was stored and not what belongs together.
+NEEDED = (
+    ("accumulation", "architecture", "bijection", "lookup"),
+    ("transport", "transport", "hmm-sticky", "memory-5"),
+    ("transport", "transport", "hmm-missing", "memory-5"),
+    ("binding", "architecture", "recall", "unbound"),
+    ("binding", "architecture", "bijection", "unbound"),
+)
+NEAR, FAR, RIGHT = 0.05, 2.0, 0.95
+RULE = (
+    f"A seed passes if its KL is at most {NEAR:.0%} of the exact entropy (recall, where that is 0: "
+    f"if it answers {RIGHT:.0%} of the questions correctly) and at most 1/{FAR:g} of the KL of the "
+    "predictor that lacks just this ability: accumulation: recalls repeated keys and does not rule "
+    "out the values of others; transport: the exact filter of the last five observations; binding: "
+    "knows what was stored, not what belongs together. The paper's verdicts are its own, by no "
+    "stated rule."
+)
+
+
+def verdict(cell: Cell, floor: str) -> str:
+    """yes, no, not trained, or - where the task has no such predictor; see RULE."""
+    if floor not in cell.floors:
+        return "-"
+    if cell.at_floor():
+        return "not trained"
+    kl = cell.metrics["kl"].mean
+    if cell.task == "recall":
+        near = cell.metrics["accuracy"].mean >= RIGHT
+    else:
+        near = kl <= NEAR * cell.exact_entropy
+    return "yes" if near and kl <= cell.floors[floor].kl / FAR else "no"
+
+
+def primitives(results: Results) -> Table:
+    studies = dict.fromkeys(study for _, study, _, _ in NEEDED)
+    models = dict.fromkeys(x.row for study in studies for x in variants(results, study))
+    rows = [[row, *(_shown(results, row, *needed) for needed in NEEDED)] for row in models]
+    header = ["model", *(f"{name} ({setting})" for name, _, setting, _ in NEEDED)]
+    return Table("primitives", "Primitives", header, rows, [RULE, LEARNED] if rows else [])
+
+
+def _shown(results: Results, row: str, name: str, study: str, setting: str, floor: str) -> str:
+    seeds = find(results, study, setting, row)
+    ours = "-" if seeds is None else together([verdict(x, floor) for x in seeds.cells])
+    return f"{ours} (paper {paper.PRIMITIVES.get((name, row), '-')})"
+
+
+def together(verdicts: list[str]) -> str:
+    """Of all seeds."""
+    counts = Counter(verdicts).most_common()
+    if len(counts) == 1:
+        return verdicts[0]
+    first, *rest = counts
+    said = f"{first[0]} in {first[1]} of {len(verdicts)} seeds"
+    return said + "".join(f", {name} in {count}" for name, count in rest)

@@ -1,0 +1,96 @@
+"""Plain text in rows and columns, and numbers over seeds."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from bwt.records.results import Cell
+from bwt.report.words import known, mean, num
+
+APART = 10.0  # factor between neighbours that makes two outcomes of one
+SHARES_APART = 0.25  # the same for accuracies, where a factor says little
+RESOLUTION = 1e-6  # bits; what is less is rounding, and no outcome of its own
+SPREAD = (
+    "Numbers are mean ± standard deviation over seeds. Where neighbours among the sorted seeds are "
+    f"at least a factor of {APART:g} apart (accuracy: {100 * SHARES_APART:g} points), seeds came "
+    "to different outcomes, and each is given by itself."
+)
+
+
+@dataclass(frozen=True)
+class Table:
+    name: str
+    title: str
+    header: list[str]
+    rows: list[list[str]]
+    notes: list[str]
+    study: str = ""  # in whose section it stands; "": in one of its own
+
+
+def number(x: float | None) -> str:
+    return num(x) if known(x) else "-"
+
+
+def percent(x: float) -> str:
+    return f"{100 * x:.1f}%"
+
+
+def factor(x: float) -> str:
+    return f"{x:.3g}x"
+
+
+def spread(values: Sequence[float], show: Callable[[float], str] = number) -> str:
+    """Mean and standard deviation over seeds; of several outcomes each by itself."""
+    if not values:
+        return "-"
+    if len(values) == 1 and known(values[0]):
+        return f"{show(values[0])} (1 seed)"
+    parts = _outcomes(sorted(filter(known, values)), shares=show is percent)
+    texts = [_plain(part, show) for part in parts]
+    sizes = [len(part) for part in parts]
+    missing = len(values) - sum(sizes)
+    if missing:
+        texts, sizes = [*texts, "no number"], [*sizes, missing]
+    if len(texts) == 1:
+        return texts[0]
+    first, *rest = sorted(zip(sizes, texts, strict=True), key=lambda pair: -pair[0])
+    said = f"{first[0]} of {len(values)} seeds {first[1]}"
+    if len(rest) == 1:
+        return f"{said}, the other{'s' * (rest[0][0] > 1)} {rest[0][1]}"
+    return said + "".join(f", {count} at {text}" for count, text in rest)
+
+
+def _outcomes(ordered: list[float], shares: bool) -> list[list[float]]:
+    """Parts between which there is a gap; see SPREAD."""
+    parts: list[list[float]] = []
+    for x in ordered:
+        if parts and not _apart(parts[-1][-1], x, shares):
+            parts[-1].append(x)
+        else:
+            parts.append([x])
+    return parts
+
+
+def _apart(less: float, more: float, shares: bool) -> bool:
+    if shares:
+        return more - less >= SHARES_APART
+    # Of numbers with a sign, such as correlations, it is not asked.
+    return less >= 0 and more >= APART * max(less, RESOLUTION)
+
+
+def _plain(values: list[float], show: Callable[[float], str]) -> str:
+    middle = mean(values)
+    if len(values) == 1:
+        return show(middle)
+    deviation = math.sqrt(sum((x - middle) ** 2 for x in values) / (len(values) - 1))
+    return f"{show(middle)} ± {_short(deviation, show)}"
+
+
+def _short(deviation: float, show: Callable[[float], str]) -> str:
+    """One digit says enough."""
+    return show(deviation if show is percent else float(f"{deviation:.1g}"))
+
+
+def spread_of(cells: Sequence[Cell], metric: str) -> str:
+    show = percent if metric == "accuracy" else number
+    return spread([x.metrics[metric].mean for x in cells], show)

@@ -1,0 +1,94 @@
+"""The seeds of a variant together, and what is said of them in every table."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from bwt.records.curves import per_doubling
+from bwt.records.floors import best_floor
+from bwt.records.results import Cell, Results
+from bwt.report.words import mean
+from bwt.reproduce.tables.table import number
+
+BLIND = "not trained, as it must be: it sees its own position only"
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """The cells of one row: those that count, and those of the same rate that came to nothing."""
+
+    study: str
+    setting: str
+    row: str
+    cells: list[Cell]  # finished
+    lost: list[Cell]
+    tried: list[float]  # rates
+
+    @property
+    def task(self) -> str:
+        return (self.cells or self.lost)[0].task
+
+    @property
+    def x(self) -> float | None:
+        return (self.cells or self.lost)[0].x
+
+    def rate(self) -> str:
+        """The chosen factor on the preset's learning rates."""
+        chosen = self.cells[0].rate
+        at_edge = len(self.tried) > 1 and chosen in (min(self.tried), max(self.tried))
+        return f"{chosen:.2g}" + (" (edge)" if at_edge else "")
+
+    def steps(self) -> str:
+        """That were trained."""
+        low, *_, high = sorted([x.steps for x in self.cells] * 2)
+        return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+    def slope(self) -> str:
+        """What a doubling of the steps changes the KL by at the end, mean over seeds."""
+        slopes = [x.mean for x in (cell.slope() for cell in self.cells) if x is not None]
+        return f"{-per_doubling(mean(slopes)):+.0%}" if slopes else "-"
+
+    def floor(self) -> str:
+        """The best predictor that lacks something."""
+        floors = {name: floor.kl for name, floor in self.cells[0].floors.items()}
+        name = best_floor(floors)
+        return f"{name} {number(mean([x.floors[name].kl for x in self.cells]))}"
+
+    def learned(self) -> str:
+        """Whether anything was, and which seeds are not among the numbers."""
+        failed = sum(x.at_floor() for x in self.cells)
+        words = "yes"
+        if self.cells and failed == len(self.cells):
+            words = BLIND if self.row == "mlp-position" else "not trained"
+        elif failed:
+            words = f"{failed} of {len(self.cells)} seeds not trained"
+        elif any(not _beats(x) for x in self.cells):
+            words = f"no better than {self.floor().split()[0]}"
+        lost = [f"seed {x.seed} {x.status}" for x in self.lost]
+        return "; ".join([words, *lost])
+
+
+def _beats(cell: Cell) -> bool:
+    floors = {name: floor.kl for name, floor in cell.floors.items()}
+    return cell.metrics["kl"].mean < floors[best_floor(floors)]
+
+
+def variants(results: Results, study: str) -> list[Seeds]:
+    """Rows of a study of which a seed has finished, in its order."""
+    return [x for x in _grouped(results, study) if x.cells]
+
+
+def _grouped(results: Results, study: str) -> Iterator[Seeds]:
+    found: dict[tuple[str, str], list[Cell]] = {}
+    for cell in results.cells:
+        if cell.study == study:
+            found.setdefault((cell.setting, cell.row), []).append(cell)
+    for (setting, row), cells in found.items():
+        chosen = [x for x in cells if x.chosen]
+        rates = {x.rate for x in chosen}
+        lost = [x for x in cells if not x.finished and not x.trial and x.rate in rates]
+        yield Seeds(study, setting, row, chosen, lost, sorted({x.rate for x in cells}))
+
+
+def find(results: Results, study: str, setting: str, row: str) -> Seeds | None:
+    found = variants(results, study)
+    return next((x for x in found if (x.setting, x.row) == (setting, row)), None)
