@@ -31,13 +31,16 @@ class HMM(Task):
     At each observed symbol the hidden state of that time is asked for (predict="state"), or the
     next symbol (predict="symbol"). The posterior belongs to the parameters as shown: observations
     are drawn from the rounded ones.
+
+    With `missing` > 0, each symbol is replaced with that probability by a token that says only that
+    it is missing; what is asked stays the same. There the belief is transported and nothing else.
     """
 
     name: ClassVar[str] = "hmm"
     length_option: ClassVar[str] = "length"
     meanings: ClassVar[dict[str, str]] = {
         "self": "the current observation",
-        "matching": "the header's emission probabilities of the observed symbol",
+        "matching": "the header's emission probabilities of the symbol, if it is not missing",
         "transition": "the header's transition probabilities",
         "previous": "the observation before",
         "older": "observations before that one",
@@ -59,6 +62,9 @@ class HMM(Task):
         0.0, "weight of staying in the state, mixed into T; memory matters", minimum=0, maximum=1
     )
     predict: str = option("state", "what is asked for", choices=("state", "symbol"))
+    missing: float = option(
+        0.0, "probability that an observation is not shown", minimum=0, maximum=1
+    )
 
     def __post_init__(self):
         super().__post_init__()
@@ -87,9 +93,13 @@ class HMM(Task):
 
     @property
     def vocab_size(self) -> int:
-        if self.header == "rows":
-            return self.num_symbols
-        return self._num_levels + len(SPECIALS) + self.num_symbols
+        return self._first_symbol + self.num_symbols
+
+    @property
+    def _first_symbol(self) -> int:
+        """Token of symbol 0. The one of a missing symbol, if any can be, is just before it."""
+        before = 0 if self.header == "rows" else self._num_levels + len(SPECIALS)
+        return before + (self.missing > 0)
 
     @property
     def num_outcomes(self) -> int:
@@ -142,9 +152,10 @@ class HMM(Task):
             symbol, stride = torch.where(inside, (time - start) % V, -1), 2
         back = batch.positions[:, None] - time  # [P, T]
         body = time >= self._header_len
+        shown = self.shown(batch)[..., None]
         return {
             **super()._groups(batch, time),
-            "matching": symbol == self.shown(batch)[..., None],
+            "matching": (symbol == shown) & (shown >= 0),
             "transition": transition,
             "previous": (back > 0) & (back <= stride) & body,
             "older": (back > stride) & body,
@@ -161,7 +172,7 @@ class HMM(Task):
         return different.expand(len(batch.tokens), -1, -1)
 
     def shown(self, batch: Batch) -> Tensor:
-        """The observations."""
+        """The observations, -1 where they are missing."""
         return self.parameters(batch)[0]
 
     def _draw(self, batch_size: int, generator: torch.Generator, device: torch.device) -> Batch:
@@ -182,7 +193,11 @@ class HMM(Task):
         symbols = draw_outcomes(own, noise)
         targets = states[:, :-1] if self.predict == "state" else symbols[:, 1:]
         encode = self._as_rows if self.header == "rows" else self._as_tokens
-        tokens, features = encode(transition, emission, symbols[:, :-1])
+        shown = symbols[:, :-1]
+        if self.missing > 0:
+            hide = uniform(batch_size, self.length, generator=generator, device=device)
+            shown = shown.masked_fill(hide < self.missing, -1)
+        tokens, features = encode(transition, emission, shown)
         return Batch(tokens, features, self.positions_on(device), targets, None)
 
     def _rows(self, batch_size: int, width: int, generator, device) -> Tensor:
@@ -204,7 +219,8 @@ class HMM(Task):
 
     def _as_rows(self, transition: Tensor, emission: Tensor, symbols: Tensor):
         initial = transition.new_full((len(symbols), 1, self.num_states), 1 / self.num_states)
-        return symbols, torch.cat((transition, emission.transpose(1, 2), initial), 1)
+        header = torch.cat((transition, emission.transpose(1, 2), initial), 1)
+        return symbols + self._first_symbol, header
 
     def _as_tokens(self, transition: Tensor, emission: Tensor, symbols: Tensor):
         def level(rows: Tensor) -> Tensor:
@@ -213,22 +229,23 @@ class HMM(Task):
         batch_size, device = len(symbols), symbols.device
         special = torch.arange(len(SPECIALS), device=device) + self._num_levels
         start, middle, end, mark = special.expand(batch_size, -1).split(1, -1)
-        shown = symbols + self._num_levels + len(SPECIALS)
+        shown = symbols + self._first_symbol
         body = torch.stack((mark.expand_as(shown), shown), -1).flatten(1)
         return torch.cat((start, level(transition), middle, level(emission), end, body), 1), None
 
     def parameters(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Observations [B, T], initial [B, S], transition [B, S, S], emission [B, S, V], read from
-        what the batch shows."""
+        """Observations [B, T] (-1: missing), initial [B, S], transition [B, S, S], emission
+        [B, S, V], read from what the batch shows."""
         S, V = self.num_states, self.num_symbols
         if self.header == "rows":
             transition, emission, initial = batch.features.split((S, V, 1), 1)
-            return batch.tokens, initial[:, 0], transition, emission.transpose(1, 2)
+            observations = batch.tokens - self._first_symbol
+            return observations, initial[:, 0], transition, emission.transpose(1, 2)
         level = (batch.tokens[:, : self._header_len] + self._floor_units).float() / GRID
         transition = level[:, 1 : 1 + S * S].view(-1, S, S)
         emission = level[:, 2 + S * S : -1].view(-1, S, V)
         initial = transition.new_full((len(level), S), 1 / S)
-        observations = batch.tokens[:, self._header_len + 1 :: 2] - self._num_levels - len(SPECIALS)
+        observations = batch.tokens[:, self._header_len + 1 :: 2] - self._first_symbol
         return observations, initial, transition, emission
 
     def posterior(self, batch: Batch, *, check: bool = True) -> Tensor:
@@ -242,8 +259,9 @@ class HMM(Task):
         return states if self.predict == "state" else states @ transition @ emission
 
     def floors(self, batch: Batch) -> dict[str, Tensor]:
-        """`memory-k`: the exact filter that sees the header and only the last k observations, all
-        k below the length. Its prior is the marginal of the time before its first observation."""
+        """`memory-k`: the exact filter that sees the header and only the last k observations (the
+        missing among them), all k below the length. Its prior is the marginal of the time before
+        its first observation."""
         observations, initial, transition, emission = self.parameters(batch)
         marginal = marginals(initial, transition, self.length)
         floors = {}

@@ -18,15 +18,15 @@ def draw(task, batch_size, seed=0):
     return task.sample(batch_size, generator=torch.Generator().manual_seed(seed))
 
 
-def read_rows(batch, S, V):
-    """Observations, transition and emission of each sequence."""
+def read_rows(batch, S, V, first=0):
+    """Observations (symbol 0 is the token `first`), transition and emission of each sequence."""
     for tokens, features in zip(batch.tokens.numpy(), batch.features.numpy(), strict=True):
         rows = features.astype(np.float64)
         np.testing.assert_allclose(rows[S + V], 1 / S, rtol=1e-6)
-        yield tokens, rows[:S], rows[S : S + V].T
+        yield tokens - first, rows[:S], rows[S : S + V].T
 
 
-def read_tokens(batch, S, V, least):
+def read_tokens(batch, S, V, least, first=0):
     """The same from [transition] S*S [emission] S*V [separator] ([observation] symbol)*."""
     levels = 101 - least
     for tokens in batch.tokens.numpy():
@@ -36,7 +36,7 @@ def read_tokens(batch, S, V, least):
         emission = (tokens[2 + S * S : 2 + S * S + S * V].reshape(S, V) + least) / 100
         body = tokens[3 + S * S + S * V :].reshape(-1, 2)
         assert (body[:, 0] == levels + 3).all()
-        yield body[:, 1] - levels - 4, transition, emission
+        yield body[:, 1] - levels - 4 - first, transition, emission
 
 
 def brute_force(observations, transition, emission, memory=None):
@@ -50,7 +50,8 @@ def brute_force(observations, transition, emission, memory=None):
             for z, following in itertools.pairwise(path):
                 weight *= transition[z, following]
             for s in range(first, t + 1):
-                weight *= emission[path[s], observations[s]]
+                if observations[s] >= 0:  # not missing
+                    weight *= emission[path[s], observations[s]]
             states[t, path[-1]] += weight
     states /= states.sum(-1, keepdims=True)
     return states, states @ transition @ emission
@@ -72,6 +73,68 @@ def test_posterior_and_floors(predict, header):
         for memory in (0, 1, 2):
             expected = brute_force(*sequence, memory=memory)[which]
             np.testing.assert_allclose(floors[f"memory-{memory}"][b].numpy(), expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("predict", ["state", "symbol"])
+@pytest.mark.parametrize("header", ["rows", "tokens"])
+def test_posterior_and_floors_where_observations_are_missing(predict, header):
+    task = tasks.get("hmm", **SMALL, predict=predict, header=header, stickiness=0.3, missing=0.5)
+    batch = draw(task, 24)
+    read = read_rows(batch, 3, 2, first=1) if header == "rows" else read_tokens(batch, 3, 2, 0, 1)
+    which, floors = ("state", "symbol").index(predict), task.floors(batch)
+    observations = task.shown(batch).numpy()
+    assert (observations[:, 0] == -1).any() and (observations == -1).all(1).any()
+    for b, sequence in enumerate(read):
+        np.testing.assert_array_equal(observations[b], sequence[0])
+        expected = brute_force(*sequence)[which]
+        np.testing.assert_allclose(batch.posterior[b].numpy(), expected, atol=2e-6)
+        for memory in (0, 1, 2):
+            expected = brute_force(*sequence, memory=memory)[which]
+            np.testing.assert_allclose(floors[f"memory-{memory}"][b].numpy(), expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("header", ["rows", "tokens"])
+def test_to_hide_observations_changes_nothing_else(header):
+    plain, hiding = tasks.get("hmm", header=header), tasks.get("hmm", header=header, missing=0.3)
+    assert hiding.vocab_size == plain.vocab_size + 1
+    full, gaps = draw(plain, 2000), draw(hiding, 2000)
+    assert torch.equal(full.targets, gaps.targets)
+    for before, after in zip(plain.parameters(full), hiding.parameters(gaps), strict=True):
+        assert torch.equal(torch.where(after == -1, before, after), before)
+    hidden = hiding.shown(gaps) == -1
+    assert hidden.double().mean().item() == pytest.approx(0.3, abs=0.01)
+    at_each_step = hidden.double().mean(0)
+    assert at_each_step.min() > 0.25 and at_each_step.max() < 0.35
+    nothing = tasks.get("hmm", header=header, missing=1.0)
+    batch = draw(nothing, 3)
+    assert (nothing.shown(batch) == -1).all()
+    torch.testing.assert_close(nothing.floors(batch)["memory-0"], batch.posterior)
+
+
+@pytest.mark.parametrize("header", ["rows", "tokens"])
+def test_a_missing_symbol_matches_no_emission(header):
+    task = tasks.get("hmm", **SMALL, header=header, missing=0.5)
+    batch = draw(task, 20)
+    roles = task.roles(batch)
+    matching = roles["matching"].sum(-1)
+    each = 1 if header == "rows" else 3  # a column of E, or one probability of each state
+    assert torch.equal(matching, torch.where(task.shown(batch) >= 0, each, 0))
+    total = sum(group.int() for group in roles.values())
+    visible = torch.arange(task.seq_len) <= batch.positions[:, None]
+    assert torch.equal(total, visible.int().expand_as(total))
+
+
+def test_what_a_short_memory_costs_when_states_are_sticky():
+    """In bits, as found independently."""
+    task = tasks.get("hmm", stickiness=0.95)
+    batch = draw(task, 1000)
+    exact = batch.posterior.double()
+    costs = {}
+    for name, floor in task.floors(batch).items():
+        ratio = exact.clamp_min(1e-300).log2() - floor.double().clamp_min(1e-300).log2()
+        costs[name] = float((exact * ratio).sum(-1).mean())
+    for memory, cost in {1: 0.75, 2: 0.50, 5: 0.17, 10: 0.03}.items():
+        assert costs[f"memory-{memory}"] == pytest.approx(cost, abs=0.03)
 
 
 def test_longer_memory_is_nearer():

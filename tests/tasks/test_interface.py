@@ -20,6 +20,8 @@ CASES = [
     ("hmm", dict(num_states=3, num_symbols=2, length=7, stickiness=0.8, floor=0.05)),
     ("hmm", dict(num_states=3, num_symbols=4, length=5, header="tokens")),
     ("hmm", dict(length=4, header="tokens", floor=0.05, predict="symbol", stickiness=0.4)),
+    ("hmm", dict(num_states=3, num_symbols=4, length=6, missing=0.4)),
+    ("hmm", dict(num_states=3, num_symbols=4, length=5, header="tokens", missing=0.4)),
     ("recall", dict(num_pairs=5, num_keys=9, num_values=11, num_queries=3, filler=4)),
     ("recall", dict(num_pairs=4, num_keys=8, num_values=8, num_queries=4, filler=0, unseen=0.5)),
 ]
@@ -161,6 +163,7 @@ def test_options_are_fields_with_help(name):
         ("hmm", {"floor": 0.3}, "floor must be at most 1/5 for rows of 5, got 0.3"),
         ("hmm", {"floor": 0.025, "header": "tokens"}, "floor must be a multiple of 0.01"),
         ("hmm", {"stickiness": -0.1}, "stickiness must be at least 0, got -0.1"),
+        ("hmm", {"missing": 1.1}, "missing must be at most 1, got 1.1"),
         ("recall", {"num_queries": 17}, "num_queries must be at most num_pairs=16"),
         ("recall", {"num_keys": 15}, "num_keys must be at least num_pairs = 16, got 15"),
         ("recall", {"num_values": 19, "unseen": 0.1}, "plus num_queries (unseen > 0) = 20, got 19"),
