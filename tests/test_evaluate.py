@@ -150,6 +150,38 @@ def test_verdict_on_a_model_that_learned_nothing(task):
     assert "NOT better than the floor" in verdict and "times better" not in verdict
 
 
+def at_a_floor(task, name):
+    return lambda batch: task.floors(batch)[name].double().clamp_min(1e-12).log().log_softmax(-1)
+
+
+@pytest.mark.parametrize(
+    "predict,task,state,words",
+    [
+        (uniformly, REPEATS, "not trained", ["is not trained: ", "--token-shift input"]),
+        (uniformly, HMM, "not trained", ["beat memory-0", "--token-shift block"]),
+        (uniformly, RECALL, "not trained", ["beat unbound", "--shift-span 2"]),
+        (at_a_floor(RECALL, "unbound"), RECALL, "not trained", ["beat unbound"]),
+        (at_a_floor(REPEATS, "lookup"), REPEATS, "at lookup", ["does not rule out the values"]),
+        (at_a_floor(REPEATS, "unbound"), REPEATS, "at unbound", ["does not bind a key"]),
+        (at_a_floor(HMM, "memory-1"), HMM, "at memory-1", ["does not carry the belief on"]),
+    ],
+    ids=lambda x: getattr(x, "name", None),
+)
+def test_a_verdict_at_a_floor_says_what_is_missing_and_what_to_try(predict, task, state, words):
+    result = run(predict, task)
+    assert result.state() == state
+    verdict = result.verdict()
+    assert all(x in verdict for x in [*words, "Try more --steps"])
+    assert ("not trained" in verdict) == (state == "not trained")
+
+
+@pytest.mark.parametrize("task", [BIJECTION, REPEATS, HMM, RECALL], ids=lambda task: task.name)
+def test_a_verdict_on_a_model_that_is_trained_has_no_advice(task):
+    result = run(exactly, task)
+    assert result.state() == "trained"
+    assert "Try" not in result.verdict() and "not trained" not in result.verdict()
+
+
 def test_verdict_names_the_trap_of_entropy_by_position():
     assert "judge by the KL" in run(noisily, BIJECTION).verdict()
     assert "judge by the KL" not in run(noisily, REPEATS).verdict()

@@ -5,7 +5,16 @@ from typing import Any, ClassVar
 
 from bwt.records.base import Document, Record, RecordError, check_names, plain
 from bwt.records.estimates import Estimate, Estimates
-from bwt.records.floors import beats, best_floor
+from bwt.records.floors import (
+    ABILITIES,
+    at_floor,
+    beats,
+    best_floor,
+    hint,
+    lacking,
+    state_of,
+    untrained_floor,
+)
 
 METRICS = ("entropy", "entropy_mae", "kl", "tvd", "excess", "leak", "accuracy")
 OF_MEAN = "entropy_mae_of_mean"  # over sequences first, where errors of opposite sign cancel
@@ -63,7 +72,10 @@ class Evaluation(Record):
 
     def best_floor(self) -> str:
         """The name of the floor of least KL."""
-        return best_floor({name: floor.overall["kl"].mean for name, floor in self.floors.items()})
+        return best_floor(self._floor_kls())
+
+    def _floor_kls(self) -> dict[str, float]:
+        return {name: floor.overall["kl"].mean for name, floor in self.floors.items()}
 
     def floor_kl(self) -> Estimate:
         """Of the best floor."""
@@ -71,6 +83,10 @@ class Evaluation(Record):
 
     def beats_floor(self) -> bool:
         return beats(self.model.overall["kl"], self.floor_kl())
+
+    def state(self) -> str:
+        """ "not trained", "at" a floor that lacks one ability, or "trained"; see state_of."""
+        return state_of(self.model.overall["kl"].mean, self._floor_kls())
 
     def entropy_proves_nothing(self) -> bool:
         """Whether the position alone gives the entropy as well as the model."""
@@ -118,6 +134,7 @@ class Evaluation(Record):
             )
         else:
             lines.append(f"NOT better than the floor {name} ({floor.mean:.3g} bits).")
+        lines += self._advice()
         if self.entropy_proves_nothing():
             lines.append(
                 f"The position alone gives an entropy error of {self.position_entropy_mae:.4f}: "
@@ -128,6 +145,23 @@ class Evaluation(Record):
         accuracy, best = (x.overall["accuracy"].mean for x in (self.model, self.exact))
         lines.append(f"Its best guess is right in {accuracy:.2%} of cases; Bayes' in {best:.2%}.")
         return "\n".join(lines)
+
+    def _advice(self) -> list[str]:
+        """To one whose model is at a floor: what that means, and what to try."""
+        kl, floors = self.model.overall["kl"].mean, self._floor_kls()
+        advice = f"Try {hint(self.task, self.options)}."
+        if at_floor(kl, floors):
+            floor = untrained_floor(floors)
+            return [
+                f"The model is not trained: it does not clearly beat {floor} "
+                f"({floors[floor]:.3g} bits), which knows nothing of what the task is about. "
+                f"{advice}"
+            ]
+        floor = lacking(kl, floors)
+        if floor is None:
+            return []
+        likeness = f"As good as {floor} ({floors[floor]:.3g} bits), which {ABILITIES[floor]}."
+        return [f"{likeness} {advice}"]
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,22 @@
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from bwt.records.estimates import Estimate
 
 MEMORY = "memory-"  # exact filters that see only the last k observations
 BLIND = ("uniform", "constant", f"{MEMORY}0")  # look at nothing but the position, or the header
 CLEARLY = 0.9  # of a floor's KL
+NEAR = 0.05  # of a floor's KL: as good as that predictor
+
+# What one who is as good as this floor can do, and what it cannot.
+ABILITIES = {
+    "lookup": "recalls the value of a repeated key; does not rule out the values of other keys",
+    "unbound": "knows which keys and values were seen; does not bind a key to its value",
+    f"{MEMORY}1": "reads the current observation; does not carry the belief on from those before",
+}
+GENERAL_HINT = "more --steps, another --lr (a third of it, or three times), --optimizer muon"
 
 
 def is_scale(name: str) -> bool:
@@ -27,6 +37,43 @@ def beats(model: Estimate, floor: Estimate) -> bool:
     return model.mean + 2 * error < floor.mean
 
 
+def untrained_floor(floors: Mapping[str, float]) -> str:
+    """The best predictor that has learned nothing of what the task is about: one that is blind to
+    what is observed. In recall also one that guesses among the stored values: without binding
+    nothing is recalled. (In the bijection, which has `lookup` too, `unbound` eliminates.)"""
+    names = [name for name in BLIND if name in floors]
+    if "unbound" in floors and "lookup" not in floors:
+        names.append("unbound")
+    return best_floor({name: floors[name] for name in names})
+
+
 def at_floor(kl: float, floors: Mapping[str, float]) -> bool:
-    """Not clearly better than the best predictor that is blind to what is observed."""
-    return not kl <= CLEARLY * min(floors[name] for name in BLIND if name in floors)
+    """Not clearly better than the best predictor that has learned nothing of the task."""
+    return not kl <= CLEARLY * floors[untrained_floor(floors)]
+
+
+def lacking(kl: float, floors: Mapping[str, float]) -> str | None:
+    """The floor that a model which has learned something is as good as, if it is known what such
+    a predictor lacks."""
+    for name in ABILITIES:
+        if name in floors and abs(kl - floors[name]) <= NEAR * floors[name]:
+            return None if at_floor(kl, floors) else name
+    return None
+
+
+def state_of(kl: float, floors: Mapping[str, float]) -> str:
+    """Of a result, for a table: "not trained", "at lookup" (or another floor that lacks one
+    ability), or "trained". What is not trained says nothing about what the model could do."""
+    if at_floor(kl, floors):
+        return "not trained"
+    floor = lacking(kl, floors)
+    return "trained" if floor is None else f"at {floor}"
+
+
+def hint(task: str, options: Mapping[str, Any]) -> str:
+    """What to try with a model that is not trained, as flags of `bwt train`."""
+    shifts = {"hmm": "--token-shift block", "recall": "--token-shift input --shift-span 2"}
+    if task == "bijection" and options.get("replacement"):
+        shifts[task] = "--token-shift input"
+    shift = f"; for a transformer {shifts[task]}" if task in shifts else ""
+    return GENERAL_HINT + shift

@@ -120,6 +120,43 @@ def test_floors():
     assert not floors.at_floor(0.8, kl)  # 0.9 of the best that is blind is 0.81
 
 
+# As measured: V = 20 with replacement; recall of 16 pairs; the sticky HMM.
+REPEATS = {"uniform": 1.85, "constant": 1.85, "unbound": 1.06, "lookup": 0.357}
+RECALL = {"uniform": 6.0, "constant": 6.0, "unbound": 4.0}
+STICKY = {"uniform": 1.5, "constant": 1.5, "memory-0": 1.3, "memory-1": 0.75, "memory-2": 0.5}
+
+
+@pytest.mark.parametrize(
+    "kl,those,state",
+    [
+        (1.84, REPEATS, "not trained"),
+        (1.06, REPEATS, "at unbound"),  # which has learned to eliminate
+        (0.35, REPEATS, "at lookup"),
+        (0.3, REPEATS, "trained"),
+        (5.9, RECALL, "not trained"),
+        (3.9, RECALL, "not trained"),  # guesses among the stored values
+        (3.5, RECALL, "trained"),
+        (math.nan, RECALL, "not trained"),
+        (1.25, STICKY, "not trained"),
+        (0.77, STICKY, "at memory-1"),
+        (0.5, STICKY, "trained"),  # a memory of two is on the scale, not a floor
+        (math.inf, STICKY, "not trained"),
+    ],
+)
+def test_the_state_of_a_result(kl, those, state):
+    assert floors.state_of(kl, those) == state
+    assert floors.at_floor(kl, those) == (state == "not trained")
+
+
+def test_hints_are_those_of_the_task():
+    repeats = floors.hint("bijection", {"replacement": True})
+    assert "--token-shift input" in repeats and "--optimizer muon" in repeats
+    assert "token-shift" not in floors.hint("bijection", {"replacement": False})
+    assert "--token-shift block" in floors.hint("hmm", {})
+    assert "--shift-span 2" in floors.hint("recall", {})
+    assert "--lr" in floors.hint("somebody's own", {})
+
+
 def test_the_room_does_without_torch():
     names = ", ".join(f"bwt.records.{n}" for n in ("evaluation", "geometry", "metrics", "results"))
     code = f"import sys; sys.modules['torch'] = None; import {names}"
