@@ -75,7 +75,7 @@ def test_kernels(gpus, capsys, monkeypatch):
 
 @pytest.mark.parametrize(
     "words,steps",
-    [([], 100_000), (["--device", "cpu"], 10_000), (["--preset", "quick"], 10_000)],
+    [([], 100_000), (["--device", "cpu"], 3_000), (["--preset", "quick"], 3_000)],
     ids=["default", "on-the-cpu", "quick"],
 )
 def test_help_shows_the_steps_of_the_preset(gpus, words, steps, capsys):
@@ -85,6 +85,7 @@ def test_help_shows_the_steps_of_the_preset(gpus, words, steps, capsys):
     text = " ".join(capsys.readouterr().out.split())
     assert f"training steps (default: {steps})" in text
     assert "quick without a GPU, paper with one" in text
+    assert "so that they repeat (default: True)" in text
 
 
 def test_default_preset(monkeypatch):

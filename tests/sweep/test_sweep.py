@@ -34,11 +34,13 @@ def test_grid_is_the_product():
     assert len(points) == 6 and points[1] == {"a": 1, "b": "y"}
 
 
-def test_a_cell_is_what_its_command_trains(tmp_path, capsys):
-    (cell,) = cells(tmp_path, seeds=(3,), replacement=True, lr=0.002)
+@pytest.mark.parametrize("task,repeats", [({}, True), ({"replacement": False}, False)])
+def test_a_cell_is_what_its_command_trains(task, repeats, tmp_path, capsys):
+    """The preset draws keys with replacement; a cell can ask for the other task."""
+    (cell,) = cells(tmp_path, seeds=(3,), lr=0.002, **task)
     assert main(["train", *cell.words, "--out", str(tmp_path / "by-hand")]) == 0
     assert read_json(tmp_path / "by-hand/config.json") == cell.config.to_json()
-    assert cell.config.seed == 3 and cell.config.task_options["replacement"]
+    assert cell.config.seed == 3 and cell.config.task_options["replacement"] is repeats
 
 
 def test_finished_cells_are_not_redone(tmp_path):

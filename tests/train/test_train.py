@@ -78,7 +78,7 @@ def test_learns(name, tmp_path):
         name,
         "quick",
         settings=dict(steps=150, batch_size=64, eval_sequences=256, evaluations=2),
-        task_options=dict(num_symbols=4),
+        task_options=dict(num_symbols=4, replacement=False),
         model_options=options,
     )
     result = train.train(config, tmp_path / "run")
@@ -87,6 +87,14 @@ def test_learns(name, tmp_path):
     assert loop.means(result.evaluation)["kl"] < 0.2 * uniform
     assert rows[-1].evaluation == loop.means(result.evaluation)
     assert abs(rows[-1].excess) < 0.2 < rows[0].excess
+
+
+def test_a_preset_has_options_of_the_task_that_a_user_can_change():
+    for name in ("quick", "paper"):
+        assert resolve("bijection", "mlp", name).task_options["replacement"]
+        chosen = resolve("bijection", "mlp", name, task_options=dict(replacement=False))
+        assert not chosen.task_options["replacement"]
+    assert not tasks.get("bijection").replacement
 
 
 def test_the_averaged_weights_are_the_ones_saved_and_evaluated(tmp_path):

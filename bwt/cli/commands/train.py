@@ -12,7 +12,7 @@ from bwt import models, tasks, train
 from bwt.cli import flags
 from bwt.cli.presets import default_preset, why_preset
 from bwt.runs.config import TrainConfig
-from bwt.runs.presets import PRESETS, preset, preset_model, resolve
+from bwt.runs.presets import PRESETS, preset, preset_model, preset_task, resolve
 
 DIVERGED = 3  # exit code
 
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
     flags.add_fields(training, TrainConfig, preset(chosen, task))
     if task is not None:
         group = parser.add_argument_group(f"the task: {task}")
-        flags.add_fields(group, tasks.TASKS[task], {})
+        flags.add_fields(group, tasks.TASKS[task], preset_task(chosen, task))
     title = f"the model: {model}"
     if model != "transformer":
         title += " (without --width: as many parameters as the transformer of the preset)"
