@@ -1,4 +1,4 @@
-"""Reading the values inside a model while it runs.
+"""Reading the values inside a model while it runs, and changing them.
 
 `bwt.capture` is the function below; the file has another name because a module bwt.capture would
 hide it.
@@ -13,16 +13,23 @@ from typing import Any
 from torch import Tensor, nn
 
 Listener = Callable[[Any], None]
+Change = Callable[[Tensor], Tensor]
 
 
 class Tapped(nn.Module):
     """A module with named values inside: `taps` lists the names, `tap` offers a value to whoever
-    listens. A module may look into `listeners` to skip the work for values nobody wants."""
+    wants to change or to read it, and the module goes on with what it returns. A module may look
+    into `listeners` to skip the work for values nobody wants."""
 
     taps: tuple[str, ...] = ()
-    listeners = MappingProxyType({})  # name -> list of Listener; empty unless captured
+    reported: tuple[str, ...] = ()  # those of them that the module itself does not use
+    # name -> list of Change or Listener; empty unless edited or captured
+    changes = MappingProxyType({})
+    listeners = MappingProxyType({})
 
     def tap(self, name: str, value: Tensor) -> Tensor:
+        for change in self.changes.get(name, ()):
+            value = change(value)
         for listener in self.listeners.get(name, ()):
             listener(value)
         return value
@@ -51,14 +58,45 @@ def capture(model: nn.Module, *patterns: str) -> Iterator[dict[str, Tensor]]:
     sources = _sources(model)
     wanted = _match(patterns, sources)
     trace: dict[str, Tensor] = {}
+    with _eager(model), ExitStack() as stack:
+        for name in wanted:
+            stack.callback(sources[name](_recorder(trace, name)))
+        yield trace
+
+
+@contextmanager
+def edited(model: nn.Module, name: str, change: Change) -> Iterator[None]:
+    """Inside the block the model goes on with what `change` makes of the value of this tap, and a
+    capture sees the changed value. Leaving removes everything.
+
+    Raises:
+        ValueError: there is no such tap, or the model does not use its value; the message lists
+            those that can be changed.
+    """
+    usable = {
+        f"{path}.{tap}".lstrip("."): (module, tap)
+        for path, module in model.named_modules()
+        for tap in getattr(module, "taps", ())
+        if tap not in module.reported
+    }
+    if name not in usable:
+        known = ", ".join(usable) or "none"
+        raise ValueError(f"no tap {name!r} whose value could be changed; this model has: {known}")
+    module, tap = usable[name]
+    with _eager(model), ExitStack() as stack:
+        stack.callback(_attach(module, "changes", tap, change))
+        yield
+
+
+@contextmanager
+def _eager(model: nn.Module) -> Iterator[None]:
+    """A compiled model would not see what is attached to it."""
     with ExitStack() as stack:
         for module in model.modules():
             if getattr(module, "_compiled_call_impl", None) is not None:
                 stack.callback(setattr, module, "_compiled_call_impl", module._compiled_call_impl)
                 module._compiled_call_impl = None
-        for name in wanted:
-            stack.callback(sources[name](_recorder(trace, name)))
-        yield trace
+        yield
 
 
 def names(model: nn.Module) -> list[str]:
@@ -79,7 +117,7 @@ def _sources(model: nn.Module) -> dict[str, Callable[[Listener], Callable[[], No
         if isinstance(module, Tapped):
             for tap in module.taps:
                 name = f"{path}.{tap}" if path else tap
-                sources[name] = lambda listener, m=module, t=tap: _attach_tap(m, t, listener)
+                sources[name] = lambda x, m=module, t=tap: _attach(m, "listeners", t, x)
     return sources
 
 
@@ -90,17 +128,18 @@ def _attach_hook(module: nn.Module, listener: Listener) -> Callable[[], None]:
     return module.register_forward_hook(hook).remove
 
 
-def _attach_tap(module: Tapped, tap: str, listener: Listener) -> Callable[[], None]:
+def _attach(module: Tapped, kind: str, tap: str, function: Callable) -> Callable[[], None]:
+    """kind: "changes" or "listeners"."""
     # An instance attribute hides the class's empty table; the last to leave removes it.
-    listeners = module.__dict__.setdefault("listeners", {})
-    listeners.setdefault(tap, []).append(listener)
+    table = module.__dict__.setdefault(kind, {})
+    table.setdefault(tap, []).append(function)
 
     def detach() -> None:
-        listeners[tap].remove(listener)
-        if not listeners[tap]:
-            del listeners[tap]
-        if not listeners:
-            del module.__dict__["listeners"]
+        table[tap].remove(function)
+        if not table[tap]:
+            del table[tap]
+        if not table:
+            del module.__dict__[kind]
 
     return detach
 

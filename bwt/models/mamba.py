@@ -98,6 +98,7 @@ class Mixer(Tapped):
     # state [B, T, C, N] after each position; delta [B, T, C], the step sizes;
     # B, C [B, T, N]: what enters and leaves the states; gate [B, T, C]
     taps = ("state", "delta", "B", "C", "gate")
+    reported = ("state", "delta", "B", "C")
 
     def __init__(self, options: Options, gain: float):
         super().__init__()
