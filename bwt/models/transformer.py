@@ -20,6 +20,7 @@ from bwt.models.parts import (
     shifted,
 )
 from bwt.models.parts import Model as Base
+from bwt.models.projections import PROJECTIONS
 from bwt.options import check_options, option
 from bwt.taps import Tapped
 
@@ -41,6 +42,12 @@ class Options:
         ("none", "input", "block"),
     )
     shift_span: int = option(1, "how many positions back a token shift reaches", minimum=1)
+    keys: str = option(
+        "learned",
+        "of attention; collapsed: all alike, so that it looks everywhere alike; orthogonal: by a "
+        "fixed random projection with orthonormal rows",
+        ("learned", "collapsed", "orthogonal"),
+    )
     tied: bool = option(False, "share the head's weights with the token embedding")
     logit_scale: float = option(1.0, "factor on the logits")
 
@@ -84,13 +91,14 @@ class Rotary(nn.Module):
 class Attention(Tapped):
     # q, k, v, out: [B, H, T, D]; weights [B, H, T, T]; entropy [B, H, T] in bits
     taps = ("q", "k", "v", "weights", "entropy", "out")
+    reported = ("weights", "entropy")
 
     def __init__(self, options: Options, gain: float):
         super().__init__()
         self.heads = options.heads
-        size = options.width // options.heads
-        self.rotary = Rotary(size) if options.positions == "rotary" else None
-        self.qkv = linear(options.width, 3 * options.width, bias=False)
+        self.size = options.width // options.heads
+        self.rotary = Rotary(self.size) if options.positions == "rotary" else None
+        self.qkv = PROJECTIONS[options.keys](options.width)
         self.proj = linear(options.width, options.width, bias=False, gain=gain)
 
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
@@ -99,7 +107,7 @@ class Attention(Tapped):
         q, k, v = (y.transpose(1, 2) for y in qkv.unbind(2))
         if self.rotary is not None:
             q, k = (y.transpose(1, 2) for y in self.rotary(qkv[:, :, :2]).unbind(2))
-        self.tap("q", q), self.tap("k", k), self.tap("v", v)
+        q, k, v = self.tap("q", q), self.tap("k", k), self.tap("v", v)
         wanted = [name for name in ("weights", "entropy") if name in self.listeners]
         result = ops.attention(q, k, v, capture=wanted)
         for name in wanted:

@@ -14,6 +14,8 @@ from bwt.runs.config import TrainConfig
 from bwt.runs.directory import RunDirectory
 from bwt.runs.files import RunError, read_object, read_record, reason_of
 
+FIXED = ".fixed_"  # in the names of tensors that belong to a model and are not trained
+
 
 @dataclass(frozen=True)
 class Run:
@@ -73,14 +75,15 @@ def _config(directory: RunDirectory) -> TrainConfig:
 
 
 def _count_parameters(directory: RunDirectory) -> int:
-    """From the shapes in the header of the last checkpoint."""
+    """From the shapes in the header of the last checkpoint, without what was never trained."""
     step = directory.last_step()
     if step is None:
         return 0
     path = directory.weights_path(step)
     try:
         with safe_open(path, framework="numpy") as file:
-            return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+            names = [name for name in file.keys() if FIXED not in name]  # noqa: SIM118
+            return sum(math.prod(file.get_slice(name).get_shape()) for name in names)
     except (OSError, SafetensorError) as error:
         raise RunError(f"{path} is corrupt or truncated: {reason_of(error)}") from error
 

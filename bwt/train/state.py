@@ -12,7 +12,8 @@ from bwt.train.plateau import Plateau
 def weights_of(trainer) -> dict[str, Tensor]:
     """The weights that are evaluated."""
     with trainer.averaged.swapped_in():
-        return {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+        trained = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    return {**trained, **dict(trainer.model.named_buffers())}
 
 
 def state_of(trainer, generators: Tensor) -> dict[str, Tensor]:
@@ -22,6 +23,7 @@ def state_of(trainer, generators: Tensor) -> dict[str, Tensor]:
     mean = dict(zip(names, trainer.averaged.mean, strict=False))
     return {
         **{f"weights/{name}": p for name, p in trained.items()},
+        **{f"weights/{name}": x for name, x in trainer.model.named_buffers()},
         **{f"mean/{name}": p for name, p in mean.items()},
         **{f"optimizer/{key}": value for key, value in trainer.optimizer.state().items()},
         "generator": generators,

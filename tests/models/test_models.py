@@ -6,6 +6,7 @@ import torch
 from scipy.special import erf
 from small_models import SHAPE, inputs, perturbed
 
+import bwt
 from bwt import models, reference, tasks
 from bwt.models.parts import shifted
 from bwt.models.transformer import Rotary
@@ -18,6 +19,8 @@ VARIANTS = {
         "transformer",
         dict(token_shift="block", shift_span=3, logit_scale=8.0),
     ),
+    "collapsed": ("transformer", dict(keys="collapsed", positions="rotary")),
+    "orthogonal": ("transformer", dict(keys="orthogonal")),
     "mamba": ("mamba", dict(state=3)),
     "lstm": ("lstm", dict(layers=2, embed=12)),
     "prefix": ("mlp", {}),
@@ -118,6 +121,39 @@ def test_prefix_mlp_sees_the_flattened_prefix():
         torch.testing.assert_close(prefix(e)[:, t], want, atol=1e-12, rtol=0)
 
 
+@pytest.mark.parametrize("positions", ["none", "rotary"])
+def test_collapsed_keys_make_attention_uniform(positions):
+    model = models.build("transformer", **SHAPE, width=16, keys="collapsed", positions=positions)
+    tokens, features = inputs()
+    with bwt.capture(model, "blocks.*.attn.weights") as trace:
+        model(tokens, features.float())
+    uniform = torch.ones(9, 9).tril() / torch.arange(1.0, 10)[:, None]
+    for weights in trace.values():
+        torch.testing.assert_close(weights, uniform.expand_as(weights))
+
+
+def test_orthogonal_keys_are_a_rotation_that_is_never_trained():
+    model = models.build("transformer", **SHAPE, width=16, layers=1, keys="orthogonal")
+    projection = model.blocks[0].attn.qkv
+    torch.testing.assert_close(projection.fixed_key @ projection.fixed_key.t(), torch.eye(16))
+    tokens, features = inputs()
+    with bwt.capture(model, "blocks.0.norm_attn", "blocks.0.attn.k") as trace:
+        model(tokens, features.float())
+    want = (trace["blocks.0.norm_attn"] @ projection.fixed_key.t()).unflatten(-1, (2, 8))
+    torch.testing.assert_close(trace["blocks.0.attn.k"], want.transpose(1, 2))
+    assert "blocks.0.attn.qkv.fixed_key" in model.state_dict()
+    assert all(p.requires_grad for p in model.parameters())
+
+
+def test_only_what_is_trained_is_counted():
+    size = {
+        keys: models.build("transformer", **SHAPE, width=16, layers=3, keys=keys).num_parameters
+        for keys in ("learned", "orthogonal", "collapsed")
+    }
+    assert size["learned"] - size["orthogonal"] == 3 * 16 * 16
+    assert size["orthogonal"] - size["collapsed"] == 3 * 16 * 16
+
+
 def test_rotary_scores_depend_on_distance_only():
     q, k = torch.randn(2, 1, 1, 8)
     rotary = Rotary(8)
@@ -168,7 +204,13 @@ def test_the_papers_size():
 @pytest.mark.parametrize("target", [20_000, 57_216, 1_000_000])
 @pytest.mark.parametrize(
     "name,options",
-    [("transformer", dict(heads=4)), ("mamba", {}), ("lstm", dict(layers=2)), ("mlp", {})]
+    [
+        ("transformer", dict(heads=4)),
+        ("transformer", dict(keys="orthogonal")),
+        ("mamba", {}),
+        ("lstm", dict(layers=2)),
+        ("mlp", {}),
+    ]
     + [("mlp", dict(context="position", layers=3))],
 )
 def test_match_parameters(name, options, target):
@@ -185,6 +227,7 @@ def test_match_parameters(name, options, target):
         ("gru", {}, "no model 'gru'; choose one of transformer"),
         ("transformer", dict(depth=3), "model transformer: no option 'depth'"),
         ("transformer", dict(width=10, heads=4), "width 10 is not a multiple of heads 4"),
+        ("transformer", dict(keys="none"), "keys must be one of learned, collapsed, orthogonal"),
         ("transformer", dict(norm="batch"), "norm must be one of rms, layer"),
         ("transformer", dict(positions="rotary", width=6, heads=2), "even width"),
         ("transformer", dict(layers=-1), "layers must be at least 1, got -1"),

@@ -13,6 +13,7 @@ from small_runs import SMALL, crash, interrupt_at
 
 from bwt import models, tasks, train
 from bwt.progress import Progress
+from bwt.report import reading
 from bwt.runs.checkpoints import load_state, load_weights, write_tensors
 from bwt.runs.directory import RunDirectory
 from bwt.runs.files import RunError, read_json, write_json
@@ -26,6 +27,9 @@ VARIANTS = {
     "adamw": {},
     "muon-averaged": dict(optimizer="muon", average=0.75, targets="posterior"),
     "ema-cosine": dict(ema=0.9, decay="cosine", clip=0.0, weight_decay=0.1),
+    "orthogonal-keys": dict(
+        model_options={**SMALL.model_options, "keys": "orthogonal"}, optimizer="muon"
+    ),
 }
 
 
@@ -138,6 +142,18 @@ def test_a_model_is_the_same_wherever_it_is_built_and_leaves_the_generators_alon
     one, two = (build_model(SMALL, task).state_dict() for _ in range(2))
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_fixed_keys_are_saved_and_stay(tmp_path):
+    options = {**SMALL.model_options, "keys": "orthogonal"}
+    run = train.train(dataclasses.replace(SMALL, model_options=options), tmp_path / "run").run
+    task, model, config = train.load(run.path)
+    fresh, name = build_model(config, task), "blocks.0.attn.qkv.fixed_key"
+    for step in run.steps():
+        assert torch.equal(load_weights(run, step)[name], fresh.state_dict()[name])
+    assert reading.read(run.path).num_parameters == model.num_parameters
+    moved = "blocks.0.attn.qkv.query_value.weight"
+    assert not torch.equal(model.state_dict()[moved], fresh.state_dict()[moved])
 
 
 def test_schedule():
