@@ -78,7 +78,7 @@ LENGTHS: dict[str, dict[int, str]] = {
 
 # Number of our diagnostics, as results.json names it -> what the paper says.
 GEOMETRY: dict[str, str] = {
-    "key_cosine": "0.052 (random 0.082); vectors not stated",
+    "key_cosine": "0.052 (random 0.082); neither vectors nor positions stated",
     "attention_entropy_last": "85-90% below the first layer's",
     "pc1": "84-90% (bijection)",
     "clusters": "5, by eye (Mamba, HMM)",
@@ -91,7 +91,8 @@ NOTES: dict[str, str] = {
     "keys": (
         "The paper gives 0.052 against 0.082 at random for layer 0, without saying which vectors "
         "are compared; its code takes raw token embeddings and a signed mean. Ours are the keys "
-        "attention really uses, so the two are not the same quantity."
+        "attention really uses, at the positions where it looks up, so the two are not the same "
+        "quantity."
     ),
     "attention": (
         "The follow-up paper reports that attention entropy falls by 85-90 % from first to last "

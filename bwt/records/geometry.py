@@ -1,5 +1,6 @@
 """geometry.json: what the diagnostics of a trained model have found, a record for each of them."""
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -45,18 +46,34 @@ class KeyCosines(Record):
 
 
 @dataclass(frozen=True)
-class Keys(Record):
+class KeyGroup(Record):
+    """Positions whose keys attention may have to tell apart."""
+
     trained: KeyCosines
     untrained: KeyCosines
-    gaussian: float  # of independent Gaussian vectors
-    head_size: int
     addresses: int
-    sequences: int
+    needed: bool | None = None  # whether keys carry information in the task; None: not known
+    why: str = ""  # in words
 
     def __post_init__(self) -> None:
         check_filled(self.trained.plain, "layers")
         if len(self.trained.plain) != len(self.untrained.plain):
             raise RecordError("has another number of layers trained than untrained")
+
+
+@dataclass(frozen=True)
+class Keys(Record):
+    # By name; the first is where attention needs to tell addresses apart, the last where they are
+    # shown.
+    groups: dict[str, KeyGroup]
+    gaussian: float  # of independent Gaussian vectors
+    head_size: int
+    sequences: int
+
+    def __post_init__(self) -> None:
+        check_filled(self.groups, "groups of addresses")
+        if len({len(group.trained.plain) for group in self.groups.values()}) > 1:
+            raise RecordError("has groups of addresses with different numbers of layers")
 
 
 @dataclass(frozen=True)
@@ -354,7 +371,7 @@ class Geometry(Document):
     step: int  # of the checkpoint
     seed: int | None = None  # of the sequences
     examples: Examples | None = None
-    keys: Keys | None = None
+    keys: Keys | Skipped | None = None
     attention: Attention | None = None
     manifold: Manifold | None = None
     probes: Probes | None = None
@@ -373,12 +390,22 @@ class Geometry(Document):
         if isinstance(lengths, dict) and "schema" not in value and "reason" in lengths:
             # Of the time before schemas: the length of training stood beside the reason.
             value = {**value, "lengths": {"reason": lengths["reason"]}}
+        keys = value.get("keys") if isinstance(value, dict) else None
+        if isinstance(keys, dict) and "trained" in keys:
+            value = {**value, "keys": _grouped(keys)}
         return super().from_json(value)
 
     @property
     def examined(self) -> bool:
         """Whether `bwt geometry` has run: every model has states."""
         return self.manifold is not None
+
+
+def _grouped(keys: dict[str, Any]) -> dict[str, Any]:
+    """Of the time when there was one group of addresses, where they are shown."""
+    own = {f.name for f in dataclasses.fields(KeyGroup)}
+    group = {name: x for name, x in keys.items() if name in own}
+    return {"groups": {"addresses": group}, **{n: x for n, x in keys.items() if n not in own}}
 
 
 def check_filled(values: list | dict, what: str) -> None:

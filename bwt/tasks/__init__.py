@@ -1,12 +1,22 @@
 """Wind tunnels: families of sequences whose exact posterior is known."""
 
 from bwt.options import build
-from bwt.tasks._base import Batch, Task, statement
+from bwt.tasks._base import Addresses, Batch, Task, statement
 from bwt.tasks.bijection import Bijection
 from bwt.tasks.hmm import HMM
 from bwt.tasks.recall import Recall
 
-__all__ = ["HMM", "TASKS", "Batch", "Bijection", "Recall", "Task", "get", "statement"]
+__all__ = [
+    "HMM",
+    "TASKS",
+    "Addresses",
+    "Batch",
+    "Bijection",
+    "Recall",
+    "Task",
+    "get",
+    "statement",
+]
 
 TASKS: dict[str, type[Task]] = {task.name: task for task in (Bijection, HMM, Recall)}
 

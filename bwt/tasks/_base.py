@@ -24,6 +24,22 @@ class Batch(NamedTuple):
     posterior: Tensor | None  # [B, P, O] float32, exact given what was shown up to the position
 
 
+class Addresses(NamedTuple):
+    """Positions whose keys attention may have to tell apart."""
+
+    name: str
+    at: Tensor  # [n] int64
+    # [n], the positions whose tokens name the addresses: the same token is the same address. None:
+    # the place itself decides.
+    named_by: Tensor | None
+    needed: bool  # whether keys carry information here, so that something has to be told apart
+    why: str  # in words, as the end of "Keys matter here: ..." or "Keys do not matter here: ..."
+
+    def on(self, device: torch.device | str) -> "Addresses":
+        named_by = None if self.named_by is None else self.named_by.to(device)
+        return self._replace(at=self.at.to(device), named_by=named_by)
+
+
 @dataclasses.dataclass(frozen=True)
 class Task(abc.ABC):
     """A family of sequences with a known posterior. The fields are the options of the family."""
@@ -115,13 +131,18 @@ class Task(abc.ABC):
         return {**roles, "irrelevant": free}
 
     @property
-    def addresses(self) -> Tensor:
-        """[n] int64 on the CPU: the positions whose keys attention has to tell apart."""
-        return self.positions
+    def addresses(self) -> tuple[Addresses, ...]:
+        """Groups of them, on the CPU. The first is where attention needs to tell them apart, the
+        last where they are shown."""
+        at = self.positions
+        return (Addresses("asked tokens", at, at, True, "each is a question of its own"),)
 
-    def different_addresses(self, batch: Batch) -> Tensor:
-        """[B, n, n]: which of them are different. The same token is the same address."""
-        tokens = batch.tokens[:, self.addresses - self.num_features]
+    def different_addresses(self, batch: Batch, group: Addresses) -> Tensor:
+        """[B, n, n]: which pairs of the group are of different addresses."""
+        if group.named_by is None:
+            different = ~torch.eye(len(group.at), dtype=torch.bool, device=batch.tokens.device)
+            return different.expand(len(batch.tokens), -1, -1)
+        tokens = batch.tokens[:, group.named_by - self.num_features]
         return tokens[:, :, None] != tokens[:, None, :]
 
     @property

@@ -10,7 +10,7 @@ from torch import Tensor
 from bwt import ops
 from bwt.ops.bijection_posterior import MAX_NOISY_SYMBOLS
 from bwt.options import option
-from bwt.tasks._base import Batch, Task, memorisation, shuffled, uniform
+from bwt.tasks._base import Addresses, Batch, Task, memorisation, shuffled, uniform
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +92,18 @@ class Bijection(Task):
     def pairs(self) -> tuple[Tensor, Tensor]:
         values = torch.arange(1, self.seq_len, 2)
         return values, values - 1
+
+    @property
+    def addresses(self) -> tuple[Addresses, ...]:
+        """Looking up happens at value tokens: they can know key and value of their pair, by a token
+        shift or from the head before, and are named by the key."""
+        key, why = self.positions, "a key that appears again has to find the value it had before"
+        if not self.replacement:
+            why = "none appears twice, so that there is nothing to look up"
+        return (
+            Addresses("value tokens", key[:-1] + 1, key[:-1], self.replacement, why),
+            Addresses("key tokens", key, key, self.replacement, why),
+        )
 
     def _draw(self, batch_size: int, generator: torch.Generator, device: torch.device) -> Batch:
         V, K = self.num_symbols, self.num_pairs

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bwt import ops
 from bwt.options import option
-from bwt.tasks._base import Batch, Task, memorisation, uniform
+from bwt.tasks._base import Addresses, Batch, Task, memorisation, uniform
 
 GRID = 100  # probability tokens are multiples of 1 / GRID
 MEMORIES = (0, 1, 2, 5, 10)
@@ -162,14 +162,10 @@ class HMM(Task):
         }
 
     @property
-    def addresses(self) -> Tensor:
-        """The header."""
-        return torch.arange(self._header_len)
-
-    def different_addresses(self, batch: Batch) -> Tensor:
-        """The place decides, whatever probability stands there."""
-        different = ~torch.eye(self._header_len, dtype=torch.bool, device=batch.tokens.device)
-        return different.expand(len(batch.tokens), -1, -1)
+    def addresses(self) -> tuple[Addresses, ...]:
+        """The header: the place decides, whatever probability stands there."""
+        why = "each observation needs its own part of the header"
+        return (Addresses("header", torch.arange(self._header_len), None, True, why),)
 
     def shown(self, batch: Batch) -> Tensor:
         """The observations, -1 where they are missing."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bwt.options import option
-from bwt.tasks._base import Batch, Task, memorisation, shuffled, uniform
+from bwt.tasks._base import Addresses, Batch, Task, memorisation, shuffled, uniform
 
 PAD, STORE, FILLER, QUERY, SEPARATOR = range(5)
 NUM_SPECIALS = 5
@@ -113,9 +113,14 @@ class Recall(Task):
         }
 
     @property
-    def addresses(self) -> Tensor:
-        """The stored keys."""
-        return torch.arange(1, PAIR_LEN * self.num_pairs, PAIR_LEN)
+    def addresses(self) -> tuple[Addresses, ...]:
+        """A stored pair is one address, named by its key. Only its value can answer."""
+        key = torch.arange(1, PAIR_LEN * self.num_pairs, PAIR_LEN)
+        why = "a question is answered by the one pair that has its key"
+        return tuple(
+            Addresses(name, key + behind, key, True, why)
+            for name, behind in (("stored values", 2), ("separators", 1), ("stored keys", 0))
+        )
 
     @property
     def pairs(self) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,8 @@
 
 import copy
 import itertools
+import math
+import re
 
 import pytest
 import scipy.linalg
@@ -20,6 +22,7 @@ from bwt.geometry.manifold import manifold
 from bwt.geometry.probes import probes
 from bwt.geometry.subject import Subject, stages
 from bwt.records.estimates import Estimate
+from bwt.report.diagnostics.keys import in_words as words_of_keys
 
 REPEATING = tasks.get("bijection", num_symbols=5, num_pairs=7, replacement=True)
 
@@ -29,7 +32,8 @@ def draw(model, task=TASK, sequences=64):
 
 
 def leftovers(model):
-    return [m for m in model.modules() if m._forward_hooks or "listeners" in m.__dict__]
+    attached = {"listeners", "changes"}
+    return [m for m in model.modules() if m._forward_hooks or attached & m.__dict__.keys()]
 
 
 def plant_keys(model, weight):
@@ -42,15 +46,19 @@ def plant_keys(model, weight):
     return model
 
 
+def key_tokens(subject, untrained):
+    return keys(subject, untrained).groups["key tokens"]
+
+
 def test_orthogonal_keys_are_found_orthogonal_and_equal_ones_equal():
     random = draw(transformer(heads=1))
     orthogonal = draw(plant_keys(transformer(heads=1), torch.eye(32)))
     alike = torch.zeros(32, 32)
     alike[0] = torch.randn(32)  # all keys on one line
-    found = keys(orthogonal, random)
+    found = key_tokens(orthogonal, random)
     assert found.trained.plain[0].mean[0] < 1e-6
     assert found.untrained.plain[0].mean[0] > 0.05
-    same = keys(draw(plant_keys(transformer(heads=1), alike)), random)
+    same = key_tokens(draw(plant_keys(transformer(heads=1), alike)), random)
     assert same.trained.plain[0].mean[0] == pytest.approx(1, abs=1e-6)
 
 
@@ -58,18 +66,64 @@ def test_a_common_part_of_all_keys_does_not_count_when_centred():
     model = plant_keys(transformer(heads=1, positions="learned"), torch.eye(32))
     with torch.no_grad():
         model.embed.positions[:] = 20 * torch.tensor(scipy.linalg.hadamard(32)[-1])
-    found = keys(draw(model), draw(transformer(heads=1))).trained
+    found = key_tokens(draw(model), draw(transformer(heads=1))).trained
     assert found.plain[0].mean[0] > 0.9
     # n orthogonal vectors less their mean have cosine 1 / (n - 1)
     assert found.centred[0].mean[0] == pytest.approx(1 / (TASK.num_pairs - 1), rel=1e-3)
 
 
 def test_repeated_keys_are_one_address():
-    found = keys(
+    found = key_tokens(
         draw(plant_keys(transformer(REPEATING, heads=1), torch.eye(32)), REPEATING),
         draw(transformer(REPEATING, heads=1), REPEATING),
     )
     assert found.trained.plain[0].mean[0] < 1e-6
+
+
+def test_value_tokens_are_told_apart_by_the_keys_of_their_pairs():
+    """Keys of attention that are the token before: orthogonal at value tokens of different keys,
+    and equal where the key is the same, whatever the value."""
+    model = plant_keys(transformer(REPEATING, heads=1, token_shift="block"), torch.eye(32))
+    with torch.no_grad():
+        model.embed.tokens[REPEATING.num_symbols :] = 0  # a value token is nothing by itself
+        model.blocks[0].mix.fill_(1)
+    found = keys(draw(model, REPEATING), draw(transformer(REPEATING, heads=1), REPEATING))
+    name, group = next(iter(found.groups.items()))
+    assert name == "value tokens" and group.needed and group.addresses == 6
+    assert group.trained.plain[0].mean[0] < 1e-6
+    subject = draw(model, REPEATING)
+    k = subject.look("blocks.0.attn.k")["blocks.0.attn.k"][:, 0, 1::2]
+    apart = REPEATING.different_addresses(subject.batch, REPEATING.addresses[0])
+    cosine = torch.nn.functional.cosine_similarity(k[:, :, None], k[:, None], dim=-1)
+    torch.testing.assert_close(cosine[~apart], torch.ones_like(cosine[~apart]))
+
+
+def test_keys_that_are_all_alike_have_no_cosine_and_the_words_say_so():
+    collapsed = draw(transformer(REPEATING, keys="collapsed", layers=2), REPEATING)
+    found = keys(collapsed, collapsed)
+    for group in found.groups.values():
+        assert all(math.isnan(x) for layer in group.trained.centred for x in layer.mean)
+    assert "none can be told apart" in words_of_keys(found)
+    line = draw(plant_keys(transformer(heads=1), torch.zeros(32, 32)))
+    assert "none can be told apart" in words_of_keys(keys(line, draw(transformer(heads=1))))
+
+
+def test_words_say_whether_keys_mean_anything_and_which_layer():
+    def told(task):
+        return words_of_keys(
+            keys(draw(transformer(task, layers=2), task), draw(models[task], task))
+        )
+
+    models = {task: transformer(task, layers=2) for task in (TASK, REPEATING)}
+    assert "Keys mean nothing in this task: none appears twice" in told(TASK)
+    text = told(REPEATING)
+    assert text.startswith("Keys matter in this task") and "at value tokens" in text
+    assert {"layer 0", "layer 1"} == set(re.findall(r"layer \d", text))
+
+
+def test_a_sequence_of_one_address_is_skipped():
+    task = tasks.get("bijection", num_symbols=4, num_pairs=1)
+    assert "no two addresses" in keys(*[draw(transformer(task), task)] * 2).reason
 
 
 ALL_TASKS = [
@@ -79,6 +133,30 @@ ALL_TASKS = [
     tasks.get("hmm", num_states=3, num_symbols=2, length=4, header="tokens"),
     tasks.get("recall", num_pairs=4, num_keys=6, num_values=6, num_queries=2, filler=3),
 ]
+
+
+@pytest.mark.parametrize("task", ALL_TASKS, ids=lambda t: f"{t.name}-{t.seq_len}")
+def test_addresses_of_every_task(task):
+    batch = draw(torch.nn.Identity(), task, 16).batch
+    assert len({group.name for group in task.addresses}) == len(task.addresses)
+    for group in task.addresses:
+        assert group.at.min() >= 0 and group.at.max() < task.seq_len and group.why
+        apart = task.different_addresses(batch, group)
+        assert apart.shape == (16, len(group.at), len(group.at)) and apart.any()
+        assert not apart.diagonal(dim1=1, dim2=2).any()
+        # Keys that do not repeat are all different.
+        distinct = apart.sum() == 16 * len(group.at) * (len(group.at) - 1)
+        assert distinct == (task is not REPEATING)
+
+
+def test_stored_values_are_two_behind_their_keys():
+    task = ALL_TASKS[4]
+    tokens = draw(torch.nn.Identity(), task, 8).batch.tokens
+    values, separators, stored = task.addresses
+    assert (tokens[:, values.at] >= 5 + task.num_keys).all()
+    assert (tokens[:, separators.at] == 4).all()
+    assert ((tokens[:, stored.at] >= 5) & (tokens[:, stored.at] < 5 + task.num_keys)).all()
+    assert all(torch.equal(group.named_by, stored.at) for group in task.addresses)
 
 
 @pytest.mark.parametrize("task", ALL_TASKS, ids=lambda t: f"{t.name}-{t.seq_len}")

@@ -12,6 +12,7 @@ import pytest
 from bwt.records import floors
 from bwt.records.base import Document, Record, RecordError, plain
 from bwt.records.estimates import Estimate, Estimates
+from bwt.records.geometry import Geometry
 from bwt.records.metrics import MetricsRow
 
 
@@ -107,6 +108,18 @@ def test_a_line_of_metrics_without_a_schema_is_of_the_first():
     row = MetricsRow.from_json(line)
     assert (row.step, row.loss, row.excess, row.evaluation) == (3, None, 0.1, None)
     assert plain(row) == {"step": 3, "seconds": 0.5, "sequences": 12, "excess": 0.1}
+
+
+def test_keys_of_the_time_when_there_was_one_group_of_addresses():
+    curve = {"mean": [0.5], "se": [0.1]}
+    cosines = {"plain": [curve], "centred": [curve]}
+    sizes = {"gaussian": 0.1, "head_size": 4, "sequences": 8}
+    old = {"trained": cosines, "untrained": cosines, "addresses": 3, **sizes}
+    (group,) = Geometry.from_json({"step": 1, "keys": old}).keys.groups.values()
+    assert (group.addresses, group.needed, group.trained.plain[0].mean) == (3, None, [0.5])
+    del old["untrained"]
+    with pytest.raises(RecordError, match="keys.groups.addresses lacks 'untrained'"):
+        Geometry.from_json({"step": 1, "keys": old})
 
 
 def test_floors():

@@ -223,7 +223,8 @@ def test_words_of_keys_say_which_way():
     def section(trained, untrained):
         cosines = [[Estimates([x], [0.001])] for x in (trained, untrained)]
         trained, untrained = (records.KeyCosines(x, x) for x in cosines)
-        return records.Keys(trained, untrained, gaussian=0.1, head_size=4, addresses=3, sequences=8)
+        groups = {"value tokens": records.KeyGroup(trained, untrained, addresses=3)}
+        return records.Keys(groups, gaussian=0.1, head_size=4, sequences=8)
 
     assert "nearer to orthogonal than" in keys.in_words(section(0.05, 0.1))
     assert "LESS orthogonal" in keys.in_words(section(0.2, 0.1))

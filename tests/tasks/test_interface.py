@@ -183,7 +183,7 @@ def test_generator_on_another_device():
 class Plain(Bijection):
     """A task that says nothing of its positions, as somebody's own may not."""
 
-    meanings, _groups = Task.meanings, Task._groups
+    meanings, _groups, addresses = Task.meanings, Task._groups, Task.addresses
 
 
 def test_a_task_that_says_nothing_of_its_positions_has_the_asked_one_and_the_rest():
@@ -194,4 +194,7 @@ def test_a_task_that_says_nothing_of_its_positions_has_the_asked_one_and_the_res
     assert roles["self"].sum(-1).unique().tolist() == [1]
     assert torch.equal(roles["irrelevant"].sum(-1)[0], batch.positions)
     assert torch.equal(task.shown(batch), batch.tokens[:, ::2])
-    assert task.different_addresses(batch).sum().item() == 3 * 3 * 2  # keys do not repeat
+    (group,) = task.addresses
+    assert torch.equal(group.at, batch.positions)
+    different = task.different_addresses(batch, group)
+    assert different.sum().item() == 3 * 3 * 2  # keys do not repeat

@@ -2,26 +2,35 @@
 
 from bwt import paper
 from bwt.records.estimates import Estimate, Estimates
-from bwt.records.geometry import Keys
+from bwt.records.geometry import KeyCosines, KeyGroup, Keys
 from bwt.report import words
 from bwt.report.cards import Card, table
 from bwt.report.diagnostics.shown import Shown
 
 
 def cards(section: Keys) -> list[Card]:
-    trained, untrained = section.trained, section.untrained
+    rows = [row for name, group in section.groups.items() for row in _rows(name, group)]
+    head = ["", "|cos|", "untrained", "|cos| centred", "untrained", "centred, by head"]
+    counts = ", ".join(f"{group.addresses} {name}" for name, group in section.groups.items())
+    reading = in_words(section) + (
+        f" Means over heads, with the largest standard error of a head; {counts} in a sequence, "
+        f"heads of size {section.head_size}."
+    )
+    title, note = "Are the keys orthogonal?", paper.NOTES["keys"]
+    return [Card("keys", title, table(head, rows), reading, note, wide=True)]
+
+
+def _rows(name: str, group: KeyGroup) -> list[list[str]]:
+    trained, untrained = group.trained, group.untrained
     columns = (trained.plain, untrained.plain, trained.centred, untrained.centred)
-    rows = [
-        [f"layer {i}", *(words.pm(_over_heads(heads)) for heads in layer)]
+    return [
+        [
+            f"{name}, layer {i}",
+            *(words.pm(_over_heads(heads)) for heads in layer),
+            " ".join(words.num(x) for x in trained.centred[i].mean),
+        ]
         for i, layer in enumerate(zip(*columns, strict=True))
     ]
-    head = ["", "|cos|", "untrained", "|cos| centred", "untrained"]
-    reading = in_words(section) + (
-        f" Means over heads, with the largest standard error of a head; {section.addresses} "
-        f"addresses, heads of size {section.head_size}."
-    )
-    picture = table(head, rows)
-    return [Card("keys", "Are the keys orthogonal?", picture, reading, paper.NOTES["keys"])]
 
 
 def _over_heads(heads: Estimates) -> Estimate:
@@ -29,20 +38,73 @@ def _over_heads(heads: Estimates) -> Estimate:
     return Estimate(words.mean(heads.mean), max(filter(words.known, heads.se), default=None))
 
 
+def _nearest(cosines: KeyCosines) -> int:
+    """The layer whose keys are nearest to orthogonal, with what they share taken away."""
+    means = [words.mean(heads.mean) for heads in cosines.centred]
+    return min(range(len(means)), key=lambda i: means[i] if words.known(means[i]) else 2.0)
+
+
 def in_words(section: Keys) -> str:
-    trained, untrained = (_over_heads(x.centred[0]) for x in (section.trained, section.untrained))
-    if abs(trained.mean - untrained.mean) <= 3 * ((trained.se or 0) + (untrained.se or 0)):
-        verdict = "no different from"
-    elif trained.mean < untrained.mean:
-        verdict = "nearer to orthogonal than"
-    else:
-        verdict = "LESS orthogonal than"
-    return (
-        f"In layer 0 the keys of different addresses are {verdict} those of the untrained model: "
-        f"mean |cos| {words.num(trained.mean)} against {words.num(untrained.mean)}, with what all "
-        "keys share taken away (independent Gaussian vectors of this size: "
-        f"{words.num(section.gaussian)})."
+    """Where attention needs to tell addresses apart."""
+    name, group = next(iter(section.groups.items()))
+    layer = _nearest(group.trained)
+    if not words.known(_centred(group.trained, layer).mean):
+        return _whether_needed(group) + f"The keys of all {name} are alike: none can be told apart."
+    place = f"layer {layer}" if len(_layers(group)) == 1 else f"layer {layer} (nearest of all)"
+    at = "" if group.needed is None else f" at {name}"
+    trained, untrained = (_centred(x, layer) for x in (group.trained, group.untrained))
+    text = (
+        f"In {place} the keys of different addresses{at} are {_verdict(trained, untrained)} those "
+        f"of the untrained model: mean |cos| {words.num(trained.mean)} against "
+        f"{words.num(untrained.mean)}, with what all keys share taken away (independent Gaussian "
+        f"vectors of this size: {words.num(section.gaussian)})."
     )
+    others = ", ".join(text for i, text in enumerate(_layers(group)) if i != layer)
+    return _whether_needed(group) + text + (f" The others: {others}." if others else "")
+
+
+def _whether_needed(group: KeyGroup) -> str:
+    if group.needed is None:
+        return ""
+    if group.needed:
+        return f"Keys matter in this task: {group.why}. "
+    return f"Keys mean nothing in this task: {group.why}. What follows tests nothing. "
+
+
+def _centred(cosines: KeyCosines, layer: int) -> Estimate:
+    return _over_heads(cosines.centred[layer])
+
+
+def _verdict(trained: Estimate, untrained: Estimate) -> str:
+    if not words.known(untrained.mean):
+        return "not to be compared with"
+    if abs(trained.mean - untrained.mean) <= 3 * ((trained.se or 0) + (untrained.se or 0)):
+        return "no different from"
+    return "nearer to orthogonal than" if trained.mean < untrained.mean else "LESS orthogonal than"
+
+
+def _layers(group: KeyGroup) -> list[str]:
+    pairs = zip(group.trained.centred, group.untrained.centred, strict=True)
+    return [
+        f"layer {i} {words.num(words.mean(heads.mean))} against {words.num(words.mean(old.mean))}"
+        for i, (heads, old) in enumerate(pairs)
+    ]
+
+
+def _first(section: Keys) -> KeyGroup:
+    return next(iter(section.groups.values()))
+
+
+def _last(section: Keys) -> KeyGroup:
+    return list(section.groups.values())[-1]
+
+
+def _plain_there(cosines: KeyCosines) -> float:
+    return words.mean(cosines.plain[_nearest(cosines)].mean)
+
+
+def _least(cosines: KeyCosines) -> float:
+    return words.mean(cosines.centred[_nearest(cosines)].mean)
 
 
 SHOWN = Shown(
@@ -52,9 +114,19 @@ SHOWN = Shown(
     cards,
     sentences={"keys": in_words},
     numbers={
-        "key_cosine": lambda section: words.mean(section.trained.plain[0].mean),
-        "key_cosine_untrained": lambda section: words.mean(section.untrained.plain[0].mean),
-        "key_cosine_centred": lambda section: words.mean(section.trained.centred[0].mean),
+        "key_cosine": lambda section: words.mean(_last(section).trained.plain[0].mean),
+        "key_cosine_untrained": lambda section: words.mean(_last(section).untrained.plain[0].mean),
+        "key_cosine_centred": lambda section: words.mean(_last(section).trained.centred[0].mean),
+        "lookup_cosine": lambda section: _plain_there(_first(section).trained),
+        "lookup_cosine_centred": lambda section: _least(_first(section).trained),
+        "lookup_cosine_centred_untrained": lambda section: _least(_first(section).untrained),
+        "lookup_layer": lambda section: _nearest(_first(section).trained),
     },
-    legend=("mean |cos| of the keys of layer 0, the same before training and without the mean key"),
+    legend=(
+        "mean |cos| of the keys of layer 0 where addresses are shown (key tokens; HMM: the "
+        "header), the same before training and without the mean key; lookup: where attention looks "
+        "up (value tokens; HMM: the header), with and without the mean key, in the layer where the "
+        "latter is least, of the trained and of the untrained model, and which layer that is. A "
+        "bijection without repeated keys has nothing to look up"
+    ),
 )
