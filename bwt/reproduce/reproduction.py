@@ -193,9 +193,7 @@ class Reproduction:
                 StudyText(x.name, x.title, x.question, x.axis, x.tuned) for x in self.scale.studies
             ],
             faults=dict(self.faults),
-            cells=sorted(
-                [*there, *here.values()], key=lambda x: order[x.study, x.setting, x.row]
-            ),
+            cells=sorted([*there, *here.values()], key=lambda x: order[x.study, x.setting, x.row]),
         )
         page.write(self.out, document)
         results.keep_geometry(self.out, self._final())

@@ -55,6 +55,11 @@ class TrainConfig:
         "num_pairs=4,8,16",
     )
     curriculum_steps: int = option(0, "for how many steps", minimum=0)
+    key_penalty: float = option(
+        0.0,
+        "weight of the mean squared cosine of the keys of different addresses (without their "
+        "mean) in what is minimised, transformer only; negative: rewards keys that are aligned",
+    )
     evaluations: int = option(
         12,
         "evaluations with a checkpoint, on a log scale of steps",
@@ -88,6 +93,18 @@ class TrainConfig:
             raise ValueError("compile graphs means CUDA graphs and needs a GPU")
         if bool(self.curriculum) != bool(self.curriculum_steps):
             raise ValueError("curriculum and curriculum_steps go together: give both or neither")
+        if self.key_penalty:
+            self._check_key_penalty()
+
+    def _check_key_penalty(self) -> None:
+        if self.model != "transformer":
+            raise ValueError(
+                f"key_penalty needs the keys of a transformer, and {self.model} has none"
+            )
+        if self.model_options.get("keys") == "collapsed":
+            raise ValueError("key_penalty needs keys that differ, and collapsed ones are all alike")
+        if self.compile != "off":
+            raise ValueError("key_penalty looks into the model and needs compile off")
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

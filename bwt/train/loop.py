@@ -29,6 +29,7 @@ from bwt.train.averaging import Averaged
 from bwt.train.curriculum import curriculum
 from bwt.train.divergence import LOOK_EVERY, Divergence, Watch, all_finite
 from bwt.train.optim import Optimizer
+from bwt.train.penalty import KeyPenalty
 from bwt.train.plateau import Plateau
 from bwt.train.schedule import log_spaced, lr_factor
 
@@ -80,6 +81,8 @@ class Trainer:
             weight_decay=config.weight_decay,
         )
         self.averaged = Averaged(self.parameters, config)
+        weight = config.key_penalty
+        self.penalty = KeyPenalty(self.task, weight, self.device) if weight else None
         self.generator = distributed.stream(config.seed, distributed.rank(), self.device)
         self.agreement = distributed.Agreement()
         self.loss_sum = torch.zeros((), device=self.device)
@@ -112,17 +115,24 @@ class Trainer:
             posterior=self.config.targets == "posterior",
         )
 
+    def losses(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """The cross-entropy, which is what is logged, and what is minimised beside it, if any."""
+        penalty = self.penalty
+        watching = penalty.watching(self.model) if penalty else nullcontext()
+        with watching as trace, self.autocast():
+            logits = self.model(batch.tokens, batch.features, batch.positions)
+        loss = loss_of(logits, batch, self.config.targets)
+        return loss, penalty(trace, batch) if penalty else None
+
     def update(self, stop: bool) -> bool:
         """One step; whether all stop after it, as one process has wished (of several: in time for
         the step before). The host does not wait for the device."""
         stop = self.agreement.any(stop)
         batch = self.sample()
-        with self.autocast():
-            logits = self.model(batch.tokens, batch.features, batch.positions)
-        loss = loss_of(logits, batch, self.config.targets)
+        loss, added = self.losses(batch)
         for p in self.parameters:
             p.grad = None
-        loss.backward()
+        (loss if added is None else loss + added).backward()
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         if distributed.world_size() > 1:
             loss = distributed.reduce(gradients, loss)

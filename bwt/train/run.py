@@ -16,6 +16,7 @@ from bwt.runs.loading import read_config
 from bwt.tasks import statement
 from bwt.train import distributed, state
 from bwt.train.loop import Result, Trainer
+from bwt.train.penalty import KeyPenalty
 from bwt.train.signals import catch_signals
 
 
@@ -36,6 +37,8 @@ def train(
     said when all is in order, before the first step."""
     task = tasks.get(config.task, **config.task_options)
     models.check_memory(task, config.model, config.model_options)
+    if config.key_penalty:
+        KeyPenalty(task, config.key_penalty)  # refused before there is a directory
     _set_threads(config)
     device = local_device(config.device)
     with distributed.joined(device):
