@@ -13,6 +13,7 @@ from torch.nn import functional
 from bwt.geometry.bar import Bar
 from bwt.geometry.causal import interchange, removal
 from bwt.geometry.intervene import Edit, edited
+from bwt.geometry.key_edits import EDITS, edit_keys, places
 from bwt.geometry.stats import estimate
 from bwt.geometry.subject import Subject, blocks
 from bwt.records.geometry import AblatedPart, Ablation
@@ -85,10 +86,13 @@ def ablate_parts(subject: Subject, tick: Callable[[], None] = lambda: None) -> l
 
 
 def ablation(subject: Subject, bar: Bar) -> Ablation:
-    """All that changes the model: parts taken out, subspaces removed, states interchanged."""
+    """All that changes the model: parts taken out, keys changed, subspaces removed, states
+    interchanged."""
     kl, entropy_mae = subject.losses(subject.predict())
     bar.show("taking parts out")
     parts = ablate_parts(subject, bar.tick)
+    bar.show("changing keys")
+    keys = edit_keys(subject, bar.tick)
     bar.show("removing subspaces")
     removed = removal(subject, bar.tick)
     bar.show("interchanging states")
@@ -99,9 +103,11 @@ def ablation(subject: Subject, bar: Bar) -> Ablation:
         sequences=len(subject.batch.tokens),
         removal=removed,
         interchange=interchange(subject, bar.tick),
+        keys=keys,
     )
 
 
 def work(subject: Subject) -> int:
     """How often that ticks."""
-    return len(MODES) * len(list(units(subject.model))) + 2 * len(blocks(subject.model))
+    parts = len(MODES) * len(list(units(subject.model)))
+    return parts + len(EDITS) * len(places(subject)) + 2 * len(blocks(subject.model))

@@ -1,7 +1,7 @@
 """geometry.json: what the diagnostics of a trained model have found, a record for each of them."""
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from bwt.records.base import Document, Record, RecordError, check_lengths, check_names
@@ -348,6 +348,16 @@ class Interchange(Record):
 
 
 @dataclass(frozen=True)
+class KeyEdit(Record):
+    """The keys of attention changed, without training: see bwt/geometry/key_edits.py."""
+
+    edit: str
+    layer: int | None  # None: all layers at once
+    kl_added: Estimate  # paired
+    entropy_mae_added: Estimate
+
+
+@dataclass(frozen=True)
 class Ablation(Record):
     kl: Estimate  # of the intact model
     entropy_mae: Estimate
@@ -355,6 +365,7 @@ class Ablation(Record):
     sequences: int
     removal: list[Removal]
     interchange: list[Interchange]
+    keys: list[KeyEdit] = field(default_factory=list)  # empty without attention, and in older files
 
     def __post_init__(self) -> None:
         check_filled(self.parts, "parts")

@@ -1,6 +1,7 @@
 """Diagnostics find what is planted in a model, and do not find what is not there."""
 
 import copy
+import dataclasses
 import itertools
 import math
 import re
@@ -10,8 +11,8 @@ import scipy.linalg
 import torch
 from planted import TASK, Planted, transformer
 
-from bwt import tasks
-from bwt.geometry import ablation, causal
+from bwt import taps, tasks
+from bwt.geometry import ablation, causal, key_edits
 from bwt.geometry.attention import attention
 from bwt.geometry.clusters import clusters
 from bwt.geometry.dissociation import dissociation
@@ -331,6 +332,69 @@ def test_an_edit_of_nothing_is_refused_and_an_error_restores_the_model():
     with pytest.raises(KeyError), edited(model, "blocks.0", lambda module, x, y: y):
         raise KeyError
     assert leftovers(model) == []
+
+
+def sharp(**options):
+    """Attention that depends on its keys, in both layers."""
+    model = transformer(REPEATING, layers=2, **options)
+    with torch.no_grad():
+        for block in model.blocks:
+            block.attn.qkv.weight[:64] *= 2
+    return model
+
+
+def predicted(subject, edit, layer):
+    with taps.edited(subject.model, f"blocks.{layer}.attn.k", key_edits.EDITS[edit]):
+        return subject.predict()
+
+
+@pytest.mark.parametrize("edit,factor", [("halved", 0.5), ("alike", 0.0)])
+def test_keys_nearer_to_their_mean_are_queries_that_ask_less(edit, factor):
+    subject = draw(sharp(positions="rotary"), REPEATING)
+    weaker = copy.deepcopy(subject.model)
+    with torch.no_grad():
+        weaker.blocks[1].attn.qkv.weight[:32] *= factor
+    want = subject.of(weaker).predict()
+    torch.testing.assert_close(predicted(subject, edit, 1), want, atol=1e-4, rtol=1e-4)
+    assert (want - subject.predict()).abs().max() > 0.05
+
+
+@pytest.mark.parametrize("positions", ["none", "rotary", "learned"])
+def test_changed_keys_cost_bits_unless_softmax_is_blind_to_the_change(positions):
+    subject = draw(sharp(positions=positions), REPEATING)
+    # The posterior is what the intact model says, so that every change is for the worse.
+    subject = dataclasses.replace(subject, exact=subject.predict().exp())
+    ticks = []
+    rows = key_edits.edit_keys(subject, lambda: ticks.append(1))
+    found = {(row.edit, row.layer): row.kl_added.mean for row in rows}
+    assert set(found) == set(itertools.product(key_edits.EDITS, (0, 1, None)))
+    assert len(ticks) == len(key_edits.EDITS) * len(key_edits.places(subject))
+    for (edit, _), bits in found.items():
+        assert abs(bits) < 1e-6 if edit == "shifted" else bits > 1e-3
+    assert found["alike", 1] > found["halved", 1]
+    assert leftovers(subject.model) == []
+
+
+def test_changed_keys_cost_nothing_where_nothing_is_asked():
+    model = sharp()
+    with torch.no_grad():
+        for block in model.blocks:
+            block.attn.qkv.weight[:32] = 0
+    for row in key_edits.edit_keys(draw(model, REPEATING)):
+        assert abs(row.kl_added.mean) < 1e-6 and abs(row.entropy_mae_added.mean) < 1e-6
+
+
+def test_permuted_keys_are_the_same_keys_in_another_order():
+    k = torch.randn(3, 2, 7, 4)
+    found = key_edits.permuted(k)
+    for b in range(3):
+        orders = [(found[b, h, :, None] == k[b, h]).all(-1).nonzero()[:, 1] for h in range(2)]
+        assert torch.equal(*orders) and sorted(orders[0].tolist()) == list(range(7))
+    assert not torch.equal(found, k)
+
+
+def test_a_model_without_attention_has_no_keys_to_change():
+    assert key_edits.edit_keys(draw(Planted())) == []
 
 
 def test_removal_hurts_where_the_state_is_used_and_only_there():

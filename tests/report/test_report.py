@@ -14,13 +14,14 @@ import pytest
 
 from bwt import models, paper, tasks
 from bwt.cli import main
+from bwt.geometry import key_edits
 from bwt.geometry.diagnostics import CHANGING, LOOKING
 from bwt.records import geometry as records
 from bwt.records.estimates import Estimate, Estimates
 from bwt.records.evaluation import METRICS, OF_MEAN, Evaluation, Score
 from bwt.report import charts, overview, svg, words
 from bwt.report.charts import Series
-from bwt.report.diagnostics import DIAGNOSTICS, dissociation, in_order, keys
+from bwt.report.diagnostics import DIAGNOSTICS, ablation, dissociation, in_order, keys
 
 SHORT = [
     "--preset",
@@ -229,6 +230,21 @@ def test_words_of_keys_say_which_way():
     assert "nearer to orthogonal than" in keys.in_words(section(0.05, 0.1))
     assert "LESS orthogonal" in keys.in_words(section(0.2, 0.1))
     assert "no different" in keys.in_words(section(0.1, 0.101))
+
+
+def test_words_of_changed_keys_are_of_the_layer_where_they_matter_most():
+    def row(edit, layer, bits):
+        return records.KeyEdit(edit, layer, Estimate(bits, 0.01), Estimate(bits, 0.01))
+
+    costs = {"halved": 0.1, "alike": 0.5, "permuted": 2.0, "exchanged": 1.0, "shifted": 1e-9}
+    assert costs.keys() == ablation.KEY_EDITS.keys() == key_edits.EDITS.keys()
+    rows = [
+        row(edit, i, f * x) for edit, x in costs.items() for i, f in ((0, 1), (1, 2), (None, 3))
+    ]
+    text = ablation.keys_in_words(rows)
+    assert "keys of layer 1 alike the model loses 1 ±" in text and "all layers 1.5 ±" in text
+    assert "changes 3.0e-9 bits at most" in text
+    assert ablation.keys_in_words([]) == ""
 
 
 def test_every_diagnostic_is_computed_shown_and_recorded_under_one_name():

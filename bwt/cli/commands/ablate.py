@@ -38,4 +38,9 @@ def table(ablation: Ablation) -> str:
             f"{name:<18}{bits(zero.kl_added):>17}{bits(mean.kl_added):>17}   "
             f"x{zero.entropy_mae_factor:.3g}"
         )
+    if ablation.keys:
+        lines.append(f"{'keys':<22}{'KL added':>17}")
+    for edit in ablation.keys:
+        place = "all layers" if edit.layer is None else f"layer {edit.layer}"
+        lines.append(f"{f'{place} {edit.edit}':<22}{bits(edit.kl_added):>17}")
     return "\n".join(lines)

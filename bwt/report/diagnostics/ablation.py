@@ -3,11 +3,19 @@
 from collections.abc import Sequence
 
 from bwt import paper
-from bwt.records.geometry import AblatedPart, Ablation, Interchange, Removal
+from bwt.records.geometry import AblatedPart, Ablation, Interchange, KeyEdit, Removal
 from bwt.report import charts, words
 from bwt.report.cards import Card, table
 from bwt.report.charts import Series
 from bwt.report.diagnostics.shown import Shown
+
+KEY_EDITS = {
+    "halved": "half way to their mean",
+    "alike": "all the way: attention looks everywhere alike",
+    "permuted": "in random order within the sequence",
+    "exchanged": "those of another sequence",
+    "shifted": "less one vector for all: a control that must cost nothing",
+}
 
 
 def cards(section: Ablation) -> list[Card]:
@@ -30,8 +38,9 @@ def cards(section: Ablation) -> list[Card]:
             wide=True,
         ),
     ]
+    keys = [_keys(section.keys)] if section.keys else []
     removal = [_removal(section.removal)] if section.removal else []
-    return [*maps, *removal, _interchange(section.interchange)]
+    return [*maps, *keys, *removal, _interchange(section.interchange)]
 
 
 def _taken_out(section: Ablation, mode: str, part: str | None = None) -> list[AblatedPart]:
@@ -54,6 +63,50 @@ def _map(parts: Sequence[AblatedPart], title: str) -> str:
     ]
     texts = [[words.pm(added[i, c]) if (i, c) in added else "" for c in columns] for i in layers]
     return charts.table_map(values, texts, [f"layer {i}" for i in layers], columns, title)
+
+
+def _keys(rows: Sequence[KeyEdit]) -> Card:
+    places = list(dict.fromkeys(x.layer for x in rows))
+    added = {(x.edit, x.layer): x.kl_added for x in rows}
+    body = [
+        [edit, meaning, *(words.pm(added.get((edit, layer))) for layer in places)]
+        for edit, meaning in KEY_EDITS.items()
+    ]
+    head = ["keys", "", *("all layers" if i is None else f"layer {i}" for i in places)]
+    reading = keys_in_words(rows) + (
+        " The table: bits of KL added by changing the keys that attention uses (± standard error, "
+        "paired), without training."
+    )
+    return Card("key-edits", "What are the keys worth?", table(head, body), reading, wide=True)
+
+
+def keys_in_words(rows: Sequence[KeyEdit]) -> str:
+    """In the layer where it matters most that keys differ; nothing of an older file."""
+    if not rows:
+        return ""
+    single = [x for x in rows if x.layer is not None]
+    row = max((x for x in single if x.edit == "alike"), key=lambda x: x.kl_added.mean)
+    there = {x.edit: x.kl_added for x in single if x.layer == row.layer}
+    control = max(abs(x.kl_added.mean) for x in rows if x.edit == "shifted")
+    text = (
+        f"With all keys of layer {row.layer} alike the model loses {words.pm(row.kl_added)} bits, "
+        f"half way there {words.pm(there['halved'])}, with keys in random order "
+        f"{words.pm(there['permuted'])}, with those of another sequence "
+        f"{words.pm(there['exchanged'])}"
+    )
+    every = next((x.kl_added for x in rows if x.edit == "alike" and x.layer is None), None)
+    if every is not None:
+        text += f"; alike in all layers {words.pm(every)}"
+    return text + (
+        f". Taking one vector from all keys of a head, to which softmax is blind, changes "
+        f"{words.num(control)} bits at most."
+    )
+
+
+def _key_cost(section: Ablation, edit: str) -> float | None:
+    """KL added, in the layer where it is most."""
+    costs = [x.kl_added.mean for x in section.keys if x.edit == edit and x.layer is not None]
+    return max(costs, default=None)
 
 
 def _removal(rows: Sequence[Removal]) -> Card:
@@ -192,9 +245,14 @@ SHOWN = Shown(
         "layer_most": lambda section: _at(_layer_factors(section), -1),
         "head_most": lambda section: _at(_head_costs(section), 0),
         "head_second": lambda section: _at(_head_costs(section), 1),
+        "keys_alike": lambda section: _key_cost(section, "alike"),
+        "keys_exchanged": lambda section: _key_cost(section, "exchanged"),
+        "keys_shifted": lambda section: _key_cost(section, "shifted"),
     },
     legend=(
         "entropy error without the least and the most important layer, as a multiple of the "
-        "intact one; KL added in bits without the head that matters most, and the second"
+        "intact one; KL added in bits without the head that matters most, and the second; KL added "
+        "in the layer where it is most with all keys alike, with those of another sequence, and "
+        "(a control) with one vector taken from all"
     ),
 )

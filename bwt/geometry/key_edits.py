@@ -1,0 +1,74 @@
+"""What the keys of attention are worth: they are changed, and the bits that costs are counted.
+
+    halved     half way to the mean key of the sequence: what tells keys apart, at half its size.
+               Softmax is blind to the mean itself, so that nothing of the future enters
+    alike      all the way: attention looks everywhere alike
+    permuted   the keys of a sequence in random order, which is the worst that can happen to them
+    exchanged  those of another sequence at the same positions: only what they say of the position
+               is right
+    shifted    less one vector for each head, the mean key of all sequences. Softmax is blind to it:
+               a control that must cost nothing
+
+These are the keys attention really uses, after rotation. None of it is trained for: a model that
+had to do without might find another way, see the model option `keys`.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import torch
+from torch import Tensor
+
+from bwt import taps
+from bwt.geometry.stats import estimate
+from bwt.geometry.subject import Subject, blocks
+from bwt.records.geometry import KeyEdit
+
+SEED = 0
+
+
+def towards_the_mean(share: float) -> taps.Change:
+    return lambda k: torch.lerp(k, k.mean(2, keepdim=True), share)
+
+
+def permuted(k: Tensor) -> Tensor:
+    """Each sequence in an order of its own, the same in all heads."""
+    generator = torch.Generator().manual_seed(SEED)
+    order = torch.rand(len(k), k.shape[2], generator=generator).argsort(-1).to(k.device)
+    return k.gather(2, order[:, None, :, None].expand_as(k))
+
+
+# Of keys [B, H, T, D].
+EDITS: dict[str, taps.Change] = {
+    "halved": towards_the_mean(0.5),
+    "alike": towards_the_mean(1.0),
+    "permuted": permuted,
+    "exchanged": lambda k: k.roll(1, 0),
+    "shifted": lambda k: k - k.mean((0, 2), keepdim=True),
+}
+
+
+def edit_keys(subject: Subject, tick: Callable[[], None] = lambda: None) -> list[KeyEdit]:
+    """Each edit in each layer that has attention, and in all of them at once."""
+    base_kl, base_error = subject.losses(subject.predict())
+    rows = []
+    for name, change in EDITS.items():
+        for layer in places(subject):
+            with ExitStack() as stack:
+                for i in _attending(subject) if layer is None else [layer]:
+                    tap = f"blocks.{i}.attn.k"
+                    stack.enter_context(taps.edited(subject.model, tap, change))
+                kl, error = subject.losses(subject.predict())
+            rows.append(KeyEdit(name, layer, estimate(kl - base_kl), estimate(error - base_error)))
+            tick()
+    return rows
+
+
+def _attending(subject: Subject) -> list[int]:
+    return [i for i, block in enumerate(blocks(subject.model)) if hasattr(block, "attn")]
+
+
+def places(subject: Subject) -> list[int | None]:
+    """The layers, and None for all at once if there are several."""
+    layers = _attending(subject)
+    return [*layers, None] if len(layers) > 1 else layers
