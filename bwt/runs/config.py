@@ -60,6 +60,13 @@ class TrainConfig:
         "weight of the mean squared cosine of the keys of different addresses (without their "
         "mean) in what is minimised, transformer only; negative: rewards keys that are aligned",
     )
+    freeze: str = option(
+        "none",
+        "what stays as it is from step freeze_at on. routing: the query and key rows of every "
+        "blocks.*.attn.qkv.weight; content: its value rows, attn.proj and the MLP of every block",
+        ("none", "routing", "content"),
+    )
+    freeze_at: int = option(0, "the step from which it stays; 0: from the start")
     evaluations: int = option(
         12,
         "evaluations with a checkpoint, on a log scale of steps",
@@ -93,6 +100,12 @@ class TrainConfig:
             raise ValueError("compile graphs means CUDA graphs and needs a GPU")
         if bool(self.curriculum) != bool(self.curriculum_steps):
             raise ValueError("curriculum and curriculum_steps go together: give both or neither")
+        if self.freeze == "none" and self.freeze_at:
+            raise ValueError(f"freeze_at {self.freeze_at}: say what to freeze then (freeze)")
+        if self.freeze_at >= self.steps:
+            raise ValueError(
+                f"freeze_at must be below the {self.steps} steps of the run, got {self.freeze_at}"
+            )
         if self.key_penalty:
             self._check_key_penalty()
 

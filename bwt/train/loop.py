@@ -28,6 +28,7 @@ from bwt.train import distributed, state
 from bwt.train.averaging import Averaged
 from bwt.train.curriculum import curriculum
 from bwt.train.divergence import LOOK_EVERY, Divergence, Watch, all_finite
+from bwt.train.freezing import Frozen
 from bwt.train.optim import Optimizer
 from bwt.train.penalty import KeyPenalty
 from bwt.train.plateau import Plateau
@@ -83,6 +84,7 @@ class Trainer:
         self.averaged = Averaged(self.parameters, config)
         weight = config.key_penalty
         self.penalty = KeyPenalty(self.task, weight, self.device) if weight else None
+        self.frozen = Frozen(self.model, config)
         self.generator = distributed.stream(config.seed, distributed.rank(), self.device)
         self.agreement = distributed.Agreement()
         self.loss_sum = torch.zeros((), device=self.device)
@@ -136,11 +138,16 @@ class Trainer:
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         if distributed.world_size() > 1:
             loss = distributed.reduce(gradients, loss)
+        holding = self.frozen.applies(self.step)
+        if holding:
+            self.frozen.hold(self.optimizer.parts)
         if self.config.clip:
             nn.utils.clip_grad_norm_(self.parameters, self.config.clip, foreach=True)
         self.optimizer.step(lr_factor(self.step, self.config, self.plateau))
         self.step += 1
         self.averaged.update(self.step)
+        if holding:
+            self.frozen.put_back(self.averaged.mean)
         self.loss_sum += loss.detach()
         self.loss_count += 1
         self.watch.add(loss)
@@ -174,7 +181,8 @@ class Trainer:
         config = self.config
         if self.plateau is not None:
             return self.plateau.evaluations()
-        return log_spaced(config.steps, config.evaluations, first=min(10, config.steps))
+        steps = log_spaced(config.steps, config.evaluations, first=min(10, config.steps))
+        return steps | {config.freeze_at}  # what is gained after it needs what was there
 
     @property
     def stopped(self) -> bool:

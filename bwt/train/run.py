@@ -14,7 +14,8 @@ from bwt.runs.directory import RunDirectory
 from bwt.runs.files import RunError, write_json
 from bwt.runs.loading import read_config
 from bwt.tasks import statement
-from bwt.train import distributed, state
+from bwt.train import distributed, freezing, state
+from bwt.train.curriculum import curriculum
 from bwt.train.loop import Result, Trainer
 from bwt.train.penalty import KeyPenalty
 from bwt.train.signals import catch_signals
@@ -39,6 +40,8 @@ def train(
     models.check_memory(task, config.model, config.model_options)
     if config.key_penalty:
         KeyPenalty(task, config.key_penalty)  # refused before there is a directory
+    curriculum(config, task)  # likewise
+    freezing.check(config, task)
     _set_threads(config)
     device = local_device(config.device)
     with distributed.joined(device):
