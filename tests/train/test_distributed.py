@@ -12,7 +12,7 @@ from nvcc import ROOT
 from same_runs import losses, same_files
 
 from bwt import train
-from bwt.runs.checkpoints import load_state
+from bwt.runs.checkpoints import load_state, load_weights
 from bwt.runs.config import TrainConfig
 from bwt.runs.directory import RunDirectory
 from bwt.runs.files import RunError
@@ -77,6 +77,20 @@ def test_two_processes_stop_together_and_resume_without_a_difference(two, tmp_pa
     assert second.returncode == 0, second.stderr
     run.weights_path(step).unlink()
     same_files(whole, run)
+
+
+def test_two_processes_freeze_the_same(two, tmp_path):
+    free, _ = two
+    frozen = ["--freeze", "routing", "--freeze-at", "4"]
+    done = torchrun(tmp_path, "-m", "bwt", *TWO, *frozen, "--out", "run")
+    assert done.returncode == 0, done.stderr
+    run = RunDirectory.open(tmp_path / "run")
+    name = "blocks.0.attn.qkv.weight"
+    before, after, without = (
+        load_weights(which, step)[name] for which, step in ((run, 4), (run, 8), (free, 8))
+    )
+    assert torch.equal(before[:32], after[:32]) and not torch.equal(before[32:], after[32:])
+    assert not torch.equal(before[:32], without[:32])
 
 
 def test_two_processes_diverge_together(tmp_path):
