@@ -110,6 +110,12 @@ class Task(abc.ABC):
                 back from the device, so that the host need not wait for it.
         """
 
+    def redrawn(self, batch: Batch, *, generator: torch.Generator) -> Batch | None:
+        """Other evidence about the hypotheses of a batch, without a posterior. The steps of both
+        can be joined: up to any question those of one, then those of the other. None: they
+        cannot in this task."""
+        return None
+
     def floors(self, batch: Batch) -> dict[str, Tensor]:
         """Predictions [B, P, O] of predictors that lack one ability; the weakest come first."""
         return {}

@@ -179,6 +179,17 @@ class HMM(Task):
             transition = torch.lerp(transition, identity, self.stickiness)
         transition = self._shown(transition)
         emission = self._shown(self._rows(batch_size, V, generator, device))
+        return self._observed(transition, emission, generator)
+
+    def redrawn(self, batch: Batch, *, generator: torch.Generator) -> Batch:
+        """Other observations of the same HMMs, without a posterior."""
+        _, _, transition, emission = self.parameters(batch)
+        return self._observed(transition, emission, generator)
+
+    def _observed(self, transition: Tensor, emission: Tensor, generator: torch.Generator) -> Batch:
+        """States and symbols of HMMs."""
+        batch_size, _, V = emission.shape
+        device = emission.device
         # One step more than is shown: the last target of predict="symbol".
         steps = self.length + 1
         states = draw_states(
