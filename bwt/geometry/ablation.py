@@ -2,11 +2,14 @@
 
 `zero` removes what a part adds to the residual stream (of a whole block: skips it); `mean` replaces
 it by its mean over sequences at the position, which keeps what does not depend on the sequence.
+A layer of an LSTM has no stream to add to: its output is replaced, or its memory, the state it
+carries from one position to the next.
 """
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -15,7 +18,8 @@ from bwt.geometry.causal import interchange, removal
 from bwt.geometry.intervene import Edit, edited
 from bwt.geometry.key_edits import EDITS, edit_keys, places
 from bwt.geometry.stats import estimate
-from bwt.geometry.subject import Subject, blocks
+from bwt.geometry.subject import Subject, blocks, is_residual
+from bwt.models.lstm import Layer
 from bwt.records.geometry import AblatedPart, Ablation
 
 MODES = ("zero", "mean")
@@ -25,13 +29,16 @@ class Unit(NamedTuple):
     """A part that can be taken out."""
 
     layer: int
-    part: str  # "block", the name of a sub-block, or "head"
+    part: str  # "block", the name of a sub-block, "head"; of an LSTM "layer", "memory"
     head: int | None
     path: str
 
 
 def units(model: nn.Module) -> Iterator[Unit]:
     for i, block in enumerate(blocks(model)):
+        if not is_residual(block):
+            yield from (Unit(i, part, None, f"blocks.{i}") for part in ("layer", "memory"))
+            continue
         yield Unit(i, "block", None, f"blocks.{i}")
         parts = [name for name, _ in block.named_children() if not name.startswith("norm")]
         for part in parts:
@@ -58,7 +65,20 @@ def edit_for(unit: Unit, mode: str, heads: int = 1) -> Edit:
         update = functional.linear(x[..., own], module.weight[:, own])
         return y - (update - kept(update))
 
-    return {"block": block, "head": head}.get(unit.part, part)
+    def memory(layer: Layer, x: Tensor, y: Tensor) -> Tensor:
+        return _forgetful(layer, x, kept)
+
+    return {"block": block, "head": head, "memory": memory}.get(unit.part, part)
+
+
+def _forgetful(layer: Layer, x: Tensor, kept: Callable[[Tensor], Tensor]) -> Tensor:
+    """The layer's output if only what is `kept` of its state reaches the next position."""
+    state, outputs = layer.rest(len(x), x), []
+    for now in x.split(1, 1):
+        forgotten = tuple(kept(s).expand_as(s).contiguous() for s in state)
+        outputs.append(layer.run(now, forgotten)[0])
+        _, state = layer.run(now, state)
+    return torch.cat(outputs, 1)
 
 
 def ablate_parts(subject: Subject, tick: Callable[[], None] = lambda: None) -> list[AblatedPart]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bwt.geometry import stats
 from bwt.geometry.probes import fit
-from bwt.geometry.subject import Subject, blocks, has_attention
+from bwt.geometry.subject import Subject, blocks, has_attention, is_residual
 from bwt.records.geometry import Cloud, Manifold, Ordering, Points
 
 COMPONENTS = 10  # whose variance is listed
@@ -34,10 +34,10 @@ def manifold(subject: Subject) -> Manifold:
 def _clouds(subject: Subject) -> dict[str, str]:
     """label -> name of what is captured."""
     names = {}
-    for i in range(len(blocks(subject.model))):
+    for i, block in enumerate(blocks(subject.model)):
         if has_attention(subject.model):
             names[f"attention {i}"] = f"blocks.{i}.attn"
-        names[f"residual {i}"] = f"blocks.{i}"
+        names[f"{'residual' if is_residual(block) else 'hidden'} {i}"] = f"blocks.{i}"
     return names or {"hidden": "hidden"}
 
 

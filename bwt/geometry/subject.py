@@ -95,11 +95,16 @@ def stages(model: nn.Module) -> list[str]:
     names = ["embed"]
     for index in range(len(blocks(model))):
         names += [name for name in (f"blocks.{index}.mid", f"blocks.{index}") if name in known]
-    return names + [name for name in ("hidden",) if name in known]
+    return names if blocks(model) else names + [name for name in ("hidden",) if name in known]
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
     return list(getattr(model, "blocks", ()))
+
+
+def is_residual(block: nn.Module) -> bool:
+    """Whether a block adds to its input; a layer of an LSTM takes its place."""
+    return getattr(block, "residual", True)
 
 
 def has_attention(model: nn.Module) -> bool:

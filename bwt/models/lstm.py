@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from bwt.models.parts import Embedding, Head, Shape, at
@@ -29,7 +30,38 @@ class Options:
         return self.embed or self.width
 
 
+State = tuple[Tensor, Tensor]  # h, c [B, width] each
+
+
+class Layer(nn.Module):
+    """One layer of a stack, which has the weights: [B, T, inputs] -> [B, T, width]."""
+
+    residual = False  # its output takes the place of its input
+
+    def __init__(self, stack: nn.LSTM, index: int):
+        super().__init__()
+        # In a tuple it is no submodule: its weights are listed, and saved, once.
+        self.stack, self.index = (stack,), index
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(x, self.rest(len(x), x))[0]
+
+    def run(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        """From a state on; also the state in the end."""
+        stack = self.stack[0]
+        first, weights = tuple(s[None] for s in state), stack.all_weights[self.index]
+        y, h, c = torch._VF.lstm(x, first, weights, True, 1, 0.0, stack.training, False, True)
+        return y, (h[0], c[0])
+
+    def rest(self, batch_size: int, like: Tensor) -> State:
+        """The state before anything is read."""
+        zeros = like.new_zeros(batch_size, self.stack[0].hidden_size)
+        return zeros, zeros
+
+
 class Model(Base):
+    """The stack runs as a whole; layer by layer only if somebody looks into one or changes it."""
+
     taps = ("hidden", "logits")  # [B, T, width] of the last layer; [B, P, O]
 
     def __init__(self, shape: Shape, options: Options):
@@ -37,11 +69,17 @@ class Model(Base):
         size = options.second_size
         self.embed = Embedding(shape, size, positions=False)
         self.lstm = nn.LSTM(size, options.width, options.layers, batch_first=True)
+        self.blocks = nn.ModuleList(Layer(self.lstm, i) for i in range(options.layers))
         self.head = Head(shape, options.width, options.norm, tied=False, scale=options.logit_scale)
 
     def forward(
         self, tokens: Tensor, features: Tensor | None = None, positions: Tensor | None = None
     ) -> Tensor:
-        hidden, _ = self.lstm(self.embed(tokens, features))
-        x = at(self.tap("hidden", hidden), positions)
+        x = self.embed(tokens, features)
+        if any(layer._forward_hooks for layer in self.blocks):
+            for layer in self.blocks:
+                x = layer(x)
+        else:
+            x, _ = self.lstm(x)
+        x = at(self.tap("hidden", x), positions)
         return self.tap("logits", self.head(x, self.embed))

@@ -47,6 +47,11 @@ def _taken_out(section: Ablation, mode: str, part: str | None = None) -> list[Ab
     return [x for x in section.parts if x.mode == mode and part in (None, x.part)]
 
 
+def _layers(section: Ablation) -> list[AblatedPart]:
+    """Whole layers, removed."""
+    return [x for x in _taken_out(section, "zero") if x.part in ("block", "layer")]
+
+
 def _map(parts: Sequence[AblatedPart], title: str) -> str:
     def name(x: AblatedPart) -> str:
         return x.part if x.head is None else f"head {x.head}"
@@ -163,11 +168,11 @@ def _interchange(rows: Sequence[Interchange]) -> Card:
 
 def parts_in_words(section: Ablation) -> str:
     text = f"Intact: {words.pm(section.kl)} bits. "
-    layers = _taken_out(section, "zero", "block")
+    layers = _layers(section)
     if layers:
         least = min(layers, key=lambda x: x.entropy_mae_factor)
         text += (
-            "Skipping a layer makes the entropy error at least "
+            "Taking a layer out makes the entropy error at least "
             f"{words.num(least.entropy_mae_factor)} times as large (layer {least.layer} matters "
             "least). "
         )
@@ -222,7 +227,7 @@ def interchange_in_words(rows: Sequence[Interchange]) -> str:
 
 def _layer_factors(section: Ablation) -> list[float]:
     """By how much the entropy error grows without each layer, least first."""
-    return sorted(x.entropy_mae_factor for x in _taken_out(section, "zero", "block"))
+    return sorted(x.entropy_mae_factor for x in _layers(section))
 
 
 def _head_costs(section: Ablation) -> list[float]:
