@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from bwt.geometry import ablation
+from bwt.geometry import ablation, splice
 from bwt.geometry.attention import attention
 from bwt.geometry.bar import Bar
 from bwt.geometry.clusters import clusters
@@ -20,7 +20,7 @@ from bwt.geometry.keys import keys
 from bwt.geometry.lengths import lengths
 from bwt.geometry.manifold import manifold
 from bwt.geometry.probes import probes
-from bwt.geometry.subject import Subject, blocks, has_attention
+from bwt.geometry.subject import Subject, has_attention
 from bwt.records import geometry as records
 from bwt.records.base import Record
 
@@ -84,7 +84,12 @@ CHANGING = (
         "ablation",
         records.Ablation,
         lambda x, bar: ablation.ablation(x.subject, bar),
-        applies=lambda model: bool(blocks(model)),
         work=lambda x: ablation.work(x.subject),
+    ),
+    Diagnostic(
+        "splice",
+        records.Splice,
+        lambda x, bar: splice.splice(x.subject, bar.tick),
+        work=lambda x: splice.work(x.subject),
     ),
 )

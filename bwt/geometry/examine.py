@@ -11,10 +11,10 @@ from torch import nn
 
 from bwt.geometry.bar import Bar
 from bwt.geometry.diagnostics import CHANGING, LOOKING, Diagnostic, Opened
-from bwt.geometry.subject import SEED, Subject, blocks
+from bwt.geometry.subject import SEED, Subject
 from bwt.options import check_sequences
 from bwt.records.base import Record
-from bwt.records.geometry import Ablation, Geometry
+from bwt.records.geometry import Geometry
 from bwt.runs import checkpoints
 from bwt.runs.device import local_device
 from bwt.runs.directory import RunDirectory
@@ -45,16 +45,10 @@ def ablate(
     seed: int = SEED,
     device: str = "auto",
     quiet: bool = False,
-) -> Ablation:
-    """The causal tests; returns the section "ablation" of geometry.json.
-
-    Raises:
-        ValueError: the model has no blocks to take out.
-    """
+) -> Geometry:
+    """The causal tests; returns what geometry.json now holds."""
     opened = _open(path, sequences, seed, local_device(device))
-    if not blocks(opened.subject.model):
-        raise ValueError(f"{path}: its model is not made of blocks, there is nothing to ablate")
-    return _merge(RunDirectory(path), _diagnose(CHANGING, opened, quiet)).ablation
+    return _merge(RunDirectory(path), _diagnose(CHANGING, opened, quiet))
 
 
 def _diagnose(diagnostics: Sequence[Diagnostic], opened: Opened, quiet: bool) -> dict[str, Record]:

@@ -304,7 +304,7 @@ class Lengths(Record):
 @dataclass(frozen=True)
 class AblatedPart(Record):
     layer: int
-    part: str  # "block", the name of a sub-block, or "head"
+    part: str  # "block", the name of a sub-block, "head"; of an LSTM "layer", "memory"
     head: int | None
     mode: str  # "zero" or "mean"
     kl_added: Estimate  # paired: the same sequences with and without the part
@@ -375,6 +375,46 @@ class Ablation(Record):
 
 
 @dataclass(frozen=True)
+class SplicedPlace(Record):
+    """What happens 0, 1, 2, ... steps after a state was exchanged there."""
+
+    kind: str  # "input", "residual", "blocks" at one position; "memory", "state" of all up to it
+    layer: int | None  # None: of all layers at once
+    # Share of the way from the undisturbed model to one that has read the other sequence; None
+    # where there is no way to go, as all is forgotten.
+    follows: list[Estimate | None]
+    spliced: Estimates  # bits to the posterior of the other's steps, continued by its own
+    own: Estimates  # and to that of its own sequence
+
+    def __post_init__(self) -> None:
+        check_lengths(self, "follows", "spliced", "own")
+
+
+@dataclass(frozen=True)
+class Splice(Record):
+    """States of a sequence with the same header and other observations are put in, and the model
+    reads on. All in bits to the spliced posterior, by the steps since then."""
+
+    steps: list[int]  # at which states are exchanged
+    recurrent: bool  # what the model remembers does not grow with the sequence
+    plain: Estimates  # of the undisturbed model
+    ceiling: Estimates  # of the model that has read the spliced sequence
+    apart: Estimates  # of the exact posterior of the own sequence
+    # The share of the way that exact Bayes goes if only the observation of that step is exchanged:
+    # what a model shows that computes its answer from the observations again.
+    one: list[Estimate | None]
+    places: list[SplicedPlace]
+    sequences: int
+
+    def __post_init__(self) -> None:
+        check_lengths(self, "plain", "ceiling", "apart", "one")
+        check_filled(self.places, "places")
+        for place in self.places:
+            if len(place.follows) != len(self.one):
+                raise RecordError("has places with another number of steps")
+
+
+@dataclass(frozen=True)
 class Geometry(Document):
     """Sections in the order in which they are computed and told; None: not made, or not of this
     kind of model."""
@@ -391,6 +431,7 @@ class Geometry(Document):
     dissociation: Dissociation | None = None
     lengths: Lengths | Skipped | None = None
     ablation: Ablation | None = None
+    splice: Splice | Skipped | None = None
 
     SCHEMA: ClassVar[int] = 1
     REMEDY: ClassVar[str] = "run bwt geometry {run} (and bwt ablate {run}) again"

@@ -58,8 +58,7 @@ def runs(tmp_path_factory):
         path = str(root / name)
         assert main(["train", *flags, "--out", path, "--json", *SHORT]) == 0
         assert main(["geometry", path, "--sequences", "48", "--json"]) == 0
-        if name != "lstm":
-            assert main(["ablate", path, "--sequences", "48", "--json"]) == 0
+        assert main(["ablate", path, "--sequences", "48", "--json"]) == 0
     return root
 
 
@@ -115,7 +114,8 @@ def test_sections_of_geometry(runs, name):
     found = json.loads((runs / name / "geometry.json").read_text())
     want = {"examples", "manifold", "probes", "clusters", "lengths", "dissociation"}
     want |= {"keys", "attention"} if name not in models.MODELS else set()
-    want |= {"ablation"} if name != "lstm" else set()
+    want |= {"ablation", "splice"}
+    assert ("reason" in found["splice"]) == (name != "hmm")
     assert set(found) == want | {"schema", "step", "seed"}
     assert found["step"] == 8
     assert [row["step"] for row in found["dissociation"]["checkpoints"]][0] == 0
@@ -170,8 +170,6 @@ def test_bad_value_is_one_line_and_two(argv, complaint, capsys):
 
 
 def test_faulty_files_are_one_line(runs, tmp_path, capsys):
-    assert main(["ablate", str(runs / "lstm")]) == 2
-    assert "not made of blocks" in capsys.readouterr().err
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.json").write_text((runs / "hmm/config.json").read_text())

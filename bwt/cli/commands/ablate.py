@@ -7,17 +7,23 @@ from bwt.cli.commands.geometry import add_arguments as add_arguments
 from bwt.geometry import ablate
 from bwt.records.estimates import Estimate
 from bwt.records.geometry import Ablation
+from bwt.report import diagnostics
 
 
 def run(arguments: argparse.Namespace) -> None:
-    ablation = ablate(
+    found = ablate(
         arguments.path,
         sequences=arguments.sequences,
         seed=arguments.seed,
         device=arguments.device,
         quiet=arguments.json,
     )
-    print(json.dumps(ablation.to_json()) if arguments.json else table(ablation))
+    if arguments.json:
+        # The sections of this command; those of `bwt geometry` are printed by it.
+        print(json.dumps({**found.ablation.to_json(), "splice": found.splice.to_json()}))
+        return
+    print(table(found.ablation))
+    print("\n".join(diagnostics.splice.SHOWN.lines(found.splice).values()))
 
 
 def table(ablation: Ablation) -> str:

@@ -17,6 +17,7 @@ from bwt.report.diagnostics import (
     lengths,
     manifold,
     probes,
+    splice,
 )
 from bwt.report.diagnostics.shown import Shown
 from bwt.report.words import known
@@ -30,6 +31,7 @@ DIAGNOSTICS: tuple[Shown, ...] = (
     probes.SHOWN,
     ablation.SHOWN,
     formation.SHOWN,
+    splice.SHOWN,
     dissociation.SHOWN,
     clusters.SHOWN,
     lengths.SHOWN,

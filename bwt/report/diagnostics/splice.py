@@ -1,0 +1,168 @@
+"""Does a model carry its belief from step to step? States of another sequence are put in, and the
+steps after that are read."""
+
+import math
+from collections.abc import Sequence
+
+from bwt.records.estimates import Estimate
+from bwt.records.geometry import Splice, SplicedPlace
+from bwt.report import charts, words
+from bwt.report.cards import Card, table
+from bwt.report.charts import Series
+from bwt.report.diagnostics.shown import Shown
+
+KINDS = {
+    "input": "input of the step",
+    "residual": "output at the step",
+    "blocks": "outputs at the step",
+    "memory": "memory",
+    "state": "state of the scan",
+}
+CARRIED = 0.5  # of the way: from here on a model is said to carry its belief
+NEXT = 1  # steps after the exchange
+
+
+def cards(section: Splice) -> list[Card]:
+    return [_curves(section), _table(section)]
+
+
+def _curves(section: Splice) -> Card:
+    shown = _of(section, "input", "blocks") + _telling(section)
+    curves = {name(place): place.follows for place in shown}
+    curves["observation only, exact"] = section.one
+    series = [
+        Series(
+            label,
+            list(range(len(shares))),
+            [x and x.mean for x in shares],
+            [x and x.se for x in shares],
+            color=i % charts.NUM_COLORS,
+            dots=True,
+            dashed=i == len(curves) - 1,
+        )
+        for i, (label, shares) in enumerate(curves.items())
+    ]
+    picture = charts.lines(
+        series,
+        "States of another sequence",
+        "steps since the exchange",
+        "share of the way to the other's belief",
+        names=[str(lag) for lag in range(len(section.one))],
+        zero=True,
+    )
+    return Card("splice", "Is the belief carried along?", picture, in_words(section))
+
+
+def _telling(section: Splice) -> list[SplicedPlace]:
+    """The memory that is followed most, and the states of all layers."""
+    whole = [x for x in _of(section, "state") if x.layer is None]
+    return [x for x in [_most(_of(section, "memory"))] if x is not None] + whole
+
+
+def _table(section: Splice) -> Card:
+    lags = range(len(section.one))
+    head = ["exchanged", *(f"+{lag}" if lag else "at the step" for lag in lags)]
+    rows = [[name(place), *map(words.pm, place.follows)] for place in section.places]
+    rows.append(["exact Bayes, only the observation", *map(words.pm, section.one)])
+    bits = {
+        "bits: exact, own sequence": section.apart,
+        "bits: undisturbed model": section.plain,
+        "bits: model that read the other": section.ceiling,
+    }
+    rows += [[label, *(words.pm(curve[lag]) for lag in lags)] for label, curve in bits.items()]
+    reading = (
+        "The share of the way from the undisturbed model to one that has read the other "
+        "sequence's observations up to the step, in bits of KL to the exact posterior of these "
+        "followed by the own ones; – where too little is left to tell. Memories and states are "
+        "exchanged behind the step, so they show nothing at the step itself; those of all layers "
+        "together would go all the way in any model."
+    )
+    return Card("splice-table", "The same, all places", table(head, rows), reading, wide=True)
+
+
+def name(place: SplicedPlace) -> str:
+    layer = "" if place.kind in ("input", "blocks") else ", all layers"
+    layer = layer if place.layer is None else f", layer {place.layer}"
+    return KINDS[place.kind] + layer
+
+
+def in_words(section: Splice) -> str:
+    steps = ", ".join(map(str, section.steps))
+    text = (
+        f"At steps {steps} states are exchanged for those of a sequence with the same header and "
+        "other observations; the model then reads on in its own. "
+    )
+    blocks, one = _share(_of(section, "blocks")), _next(section.one)
+    if blocks is None:
+        return text + "Its predictions depend too little on the sequence for that to show."
+    text += (
+        f"One step later its prediction has gone {words.pm(blocks)} of the way to the other's "
+        "belief, continued, if the outputs of all blocks at the step are exchanged; with nothing "
+        f"but the observation of that step exchanged exact Bayes goes {words.pm(one)}. "
+    )
+    verdict = "" if section.recurrent else _verdict(blocks, one)
+    return f"{text}{verdict}{_by_layer(section)}".strip()
+
+
+def _verdict(blocks: Estimate, one: Estimate | None) -> str:
+    """Of a model that keeps every position: it might look at all of them again."""
+    seen = one.mean if one else 0.0
+    error = math.hypot(blocks.se or 0.0, one.se or 0.0 if one else 0.0)
+    if blocks.mean - seen <= 2 * error:
+        return "So nothing beyond that observation passes: the rest is computed again. "
+    if blocks.mean > CARRIED:
+        return "So most of the belief passes through this one position: it is carried along. "
+    return "So a part of the belief passes through this one position. "
+
+
+def _by_layer(section: Splice) -> str:
+    found = []
+    for kind in ("memory", "state"):
+        places = [(x.layer, _next(x.follows)) for x in _of(section, kind)]
+        told = [
+            f"{words.pm(share)} ({'all layers' if layer is None else f'layer {layer}'})"
+            for layer, share in places
+            if share
+        ]
+        if told:
+            found.append(f"with the {KINDS[kind]} exchanged {', '.join(told)}")
+    return f"It has gone {'; '.join(found)}." if found else ""
+
+
+def _of(section: Splice, *kinds: str) -> list[SplicedPlace]:
+    return [x for x in section.places if x.kind in kinds]
+
+
+def _next(shares: Sequence[Estimate | None]) -> Estimate | None:
+    return shares[NEXT] if len(shares) > NEXT else None
+
+
+def _share(places: Sequence[SplicedPlace]) -> Estimate | None:
+    return _next(places[0].follows) if places else None
+
+
+def _most(places: Sequence[SplicedPlace]) -> SplicedPlace | None:
+    known = [x for x in places if _next(x.follows) is not None]
+    return max(known, key=lambda x: _next(x.follows).mean, default=None)
+
+
+def _number(share: Estimate | None) -> float | None:
+    return None if share is None else share.mean
+
+
+SHOWN = Shown(
+    "splice",
+    "Is the belief carried along",
+    Splice,
+    cards,
+    command="ablate",
+    sentences={"carried": in_words},
+    numbers={
+        "carried_next": lambda section: _number(_share(_of(section, "blocks"))),
+        "carried_observation": lambda section: _number(_next(section.one)),
+    },
+    legend=(
+        "share of the way to another sequence's belief, one step after the outputs of all blocks "
+        "were exchanged, and that of exact Bayes with only that observation exchanged"
+    ),
+)
