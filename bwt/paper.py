@@ -81,7 +81,7 @@ GEOMETRY: dict[str, str] = {
     "key_cosine": "0.052 (random 0.082); neither vectors nor positions stated",
     "attention_entropy_last": "85-90% below the first layer's",
     "pc1": "84-90% (bijection)",
-    "clusters": "5, by eye (Mamba, HMM)",
+    "clusters": "5, by eye (states of Mamba, HMM)",
     "layer_least": "> 10 for any layer",
     "head_most": "one head of layer 0 above all others",
 }
@@ -104,7 +104,8 @@ NOTES: dict[str, str] = {
     ),
     "probes": "The paper gives no probe numbers.",
     "clusters": (
-        "The paper sees five clusters in Mamba's states for the HMM, by colour; none is measured."
+        "The paper sees five clusters in Mamba's states for the HMM, by colour; none is measured, "
+        "and it is not said how clear those of exact beliefs would be."
     ),
     "dissociation": (
         "The paper describes this with two pictures (steps 100k and 150k) and no number; a later "

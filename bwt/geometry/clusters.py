@@ -1,20 +1,33 @@
-"""Do the final states form clusters, and are the clusters the likeliest hypotheses?
+"""Does what a model believes form clusters, and are the clusters the likeliest hypotheses?
 
-K-means on the leading components of the state in front of the head; the number of clusters is the
-one with the best silhouette. They are compared with the likeliest outcome under the exact posterior
-(adjusted Rand index, 0 for chance), where one outcome is the likeliest.
+Of the state in front of the head only its part in the row space of the head's weights is read, and
+softmax makes a distribution of it: the prediction. That is what is clustered; in the states
+themselves, or in logits, the distance of two almost certain beliefs has no bound, and even exact
+log-posteriors do not fall into their hypotheses. How far agreement could go at all is said by the
+same done with the exact posterior, the ceiling; the states as they are stand beside it.
+
+K-means; the number of clusters is the one with the best silhouette. They are compared with the
+likeliest outcome under the exact posterior (adjusted Rand index, 0 for chance), where one outcome
+is the likeliest.
 """
 
+import warnings
+
+import numpy as np
 import torch
+from scipy.cluster.vq import kmeans2
 from torch import Tensor
 
 from bwt.geometry import stats
 from bwt.geometry.subject import Subject
-from bwt.records.geometry import Clustering, Clusters, Skipped
+from bwt.records.geometry import Clustering, Clusters, ClusterScores, Skipped
 
-COMPONENTS = 10
+COMPONENTS = 10  # of the states; distributions are taken whole
 POINTS = 1200
 CERTAIN = 1e-4  # by which the likeliest outcome must lead
+MOST = 24  # clusters that are tried one by one
+RESTARTS, ROUNDS = 4, 40
+ALIKE = 1e-9  # points nearer than this are one
 
 
 def clusters(subject: Subject, untrained: Subject) -> Clusters | Skipped:
@@ -26,78 +39,96 @@ def clusters(subject: Subject, untrained: Subject) -> Clusters | Skipped:
     generator = torch.Generator().manual_seed(0)
     rows = unique.nonzero()[:, 0].cpu()
     rows = rows[torch.randperm(len(rows), generator=generator)[:POINTS]].to(labels.device)
+    labels = labels[rows]
 
-    def clustering(which: Subject) -> Clustering:
-        states = which.look("head.norm")["head.norm"].flatten(0, 1).double()
-        return _describe(states[rows], labels[rows])
+    def chosen(values: Tensor) -> Tensor:
+        return values.flatten(0, 1).double()[rows]
+
+    def states(which: Subject) -> Tensor:
+        return chosen(which.look("head.norm")["head.norm"])
+
+    def beliefs(which: Subject) -> Tensor:
+        return chosen(which.predict().exp())
 
     return Clusters(
-        trained=clustering(subject),
-        untrained=clustering(untrained),
+        trained=describe(states(subject), labels, COMPONENTS),
+        untrained=describe(states(untrained), labels, COMPONENTS),
         entropy=subject.entropy.flatten()[rows].tolist(),
         points=len(rows),
         sequences=len(subject.batch.tokens),
+        predicted=describe(beliefs(subject), labels),
+        predicted_untrained=scores(beliefs(untrained), labels),
+        ceiling=scores(chosen(subject.exact), labels),
     )
 
 
-def _describe(states: Tensor, labels: Tensor) -> Clustering:
-    pca = stats.pca(states)
-    low = pca(states, min(COMPONENTS, states.shape[-1]))
-    outcomes = len(labels.unique())
-    best = None
-    for k in range(2, min(24, max(8, outcomes + 2)) + 1):
-        groups = k_means(low, k)
-        quality = silhouette(low, groups)
-        if best is None or quality > best[0]:
-            best = (quality, k, groups)
-    quality, k, groups = best
-    given = k_means(low, max(2, outcomes))
+def describe(points: Tensor, labels: Tensor, components: int | None = None) -> Clustering:
+    """components: as many leading ones are clustered; None: the points themselves."""
+    pca = stats.pca(points)
+    low = points if components is None else pca(points, min(components, points.shape[-1]))
+    found, groups = _best(low, labels)
     return Clustering(
-        clusters=k,
-        silhouette=quality,
-        rand=adjusted_rand(groups, labels),
-        outcomes=outcomes,
-        rand_given_outcomes=adjusted_rand(given, labels),
-        silhouette_of_outcomes=silhouette(low, labels),
+        **vars(found),
         share=pca.share[:COMPONENTS].tolist(),
-        plane=pca(states, 2).tolist(),
+        plane=pca(points, 2).tolist(),
         outcome=labels.tolist(),
         cluster=groups.tolist(),
     )
 
 
-def k_means(x: Tensor, k: int, *, restarts: int = 4, rounds: int = 50) -> Tensor:
-    """[N] group of each point [N, C]; starts by k-means++ from fixed seeds."""
-    best = None
-    for seed in range(restarts):
-        generator = torch.Generator(x.device).manual_seed(seed)
-        centres = x[torch.randint(len(x), (1,), generator=generator, device=x.device)]
-        while len(centres) < k:
-            distance = torch.cdist(x, centres).min(1).values.square() + 1e-12
-            centres = torch.cat((centres, x[torch.multinomial(distance, 1, generator=generator)]))
-        for _ in range(rounds):
-            near = torch.cdist(x, centres).argmin(1)
-            member = torch.nn.functional.one_hot(near, k).to(x.dtype)
-            count = member.sum(0)[:, None]
-            moved = torch.where(count > 0, member.t() @ x / count.clamp_min(1), centres)
-            if torch.equal(moved, centres):
-                break
-            centres = moved
-        distance, near = torch.cdist(x, centres).min(1)
-        cost = distance.square().sum().item()
+def scores(points: Tensor, labels: Tensor) -> ClusterScores:
+    """The same without what a picture needs."""
+    return _best(points, labels)[0]
+
+
+def _best(points: Tensor, labels: Tensor) -> tuple[ClusterScores, Tensor]:
+    outcomes = len(labels.unique())
+    kinds = len(np.unique((points / ALIKE).round().cpu().numpy(), axis=0))
+    every = {*range(2, min(MOST, max(8, outcomes + 2)) + 1), outcomes}
+    distances = torch.cdist(points, points)
+    best = (0.0, 1, torch.zeros_like(labels))  # all points in one place are one cluster
+    for k in sorted(k for k in every if 2 <= k <= kinds):
+        groups = k_means(points, k)
+        quality = silhouette(distances, groups)
+        if best[1] == 1 or quality > best[0]:
+            best = (quality, k, groups)
+    quality, k, groups = best
+    given = k_means(points, min(kinds, max(2, outcomes)))
+    found = ClusterScores(
+        clusters=k,
+        silhouette=quality,
+        rand=adjusted_rand(groups, labels),
+        outcomes=outcomes,
+        rand_given_outcomes=adjusted_rand(given, labels),
+        silhouette_of_outcomes=silhouette(distances, labels),
+    )
+    return found, groups
+
+
+def k_means(x: Tensor, k: int) -> Tensor:
+    """[N] group of each point [N, C], of which at least k differ: the best of some starts by
+    k-means++ from fixed seeds."""
+    points, best = x.cpu().numpy(), None
+    for seed in range(RESTARTS):
+        with warnings.catch_warnings():
+            # A start may lose a cluster on its way; another will be better.
+            warnings.filterwarnings("ignore", "One of the clusters is empty", UserWarning)
+            centres, groups = kmeans2(points, k, ROUNDS, minit="++", seed=seed)
+        cost = np.square(points - centres[groups]).sum()
         if best is None or cost < best[0]:
-            best = (cost, near)
-    return best[1]
+            best = (cost, groups)
+    return torch.as_tensor(best[1], device=x.device).long()
 
 
-def silhouette(x: Tensor, groups: Tensor) -> float:
-    """Mean over points of (b - a) / max(a, b): a to the own group, b to the nearest other."""
+def silhouette(distances: Tensor, groups: Tensor) -> float:
+    """Mean over points of (b - a) / max(a, b), from the distances [N, N] between them: a to the own
+    group, b to the nearest other."""
     names, groups = groups.unique(return_inverse=True)
     if len(names) < 2:
         return 0.0
-    member = torch.nn.functional.one_hot(groups).to(x.dtype)  # [N, K]
+    member = torch.nn.functional.one_hot(groups).to(distances.dtype)  # [N, K]
     count = member.sum(0)
-    total = torch.cdist(x, x) @ member
+    total = distances @ member
     own = total.gather(1, groups[:, None])[:, 0] / (count[groups] - 1).clamp_min(1)
     other = (total / count).masked_fill(member.bool(), torch.inf).min(1).values
     score = (other - own) / torch.maximum(own, other).clamp_min(1e-12)

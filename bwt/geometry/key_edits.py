@@ -3,9 +3,9 @@
     halved     half way to the mean key of the sequence: what tells keys apart, at half its size.
                Softmax is blind to the mean itself, so that nothing of the future enters
     alike      all the way: attention looks everywhere alike
-    permuted   the keys of a sequence in random order, which is the worst that can happen to them
+    permuted   the keys of a sequence in random order, those of later positions among them
     exchanged  those of another sequence at the same positions: only what they say of the position
-               is right
+               is right, and attention is sent where it should not go
     shifted    less one vector for each head, the mean key of all sequences. Softmax is blind to it:
                a control that must cost nothing
 

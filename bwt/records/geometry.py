@@ -192,7 +192,7 @@ class Probes(Record):
 
 
 @dataclass(frozen=True)
-class Clustering(Record):
+class ClusterScores(Record):
     clusters: int  # the number of best silhouette
     silhouette: float
     rand: float  # agreement with the likeliest outcome
@@ -200,6 +200,10 @@ class Clustering(Record):
     # With as many clusters as outcomes, and of the outcomes themselves as clusters.
     rand_given_outcomes: float
     silhouette_of_outcomes: float
+
+
+@dataclass(frozen=True)
+class Clustering(ClusterScores):
     share: list[float]
     plane: Matrix  # [point][x, y]
     outcome: list[int]
@@ -214,11 +218,21 @@ class Clustering(Record):
 
 @dataclass(frozen=True)
 class Clusters(Record):
+    # Of the states as they are.
     trained: Clustering
     untrained: Clustering
     entropy: list[float]
     points: int
     sequences: int
+    # Of the predictions read from them, and of the exact posteriors; None in older files.
+    predicted: Clustering | None = None
+    predicted_untrained: ClusterScores | None = None
+    ceiling: ClusterScores | None = None
+
+    def __post_init__(self) -> None:
+        added = (self.predicted, self.predicted_untrained, self.ceiling)
+        if None in added and added != (None,) * 3:
+            raise RecordError("has predictions in part: they belong together with their ceiling")
 
 
 @dataclass(frozen=True)

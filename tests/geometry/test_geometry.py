@@ -9,9 +9,9 @@ import re
 import pytest
 import scipy.linalg
 import torch
-from planted import TASK, Planted, transformer
+from planted import TASK, Believing, Planted, transformer
 
-from bwt import taps, tasks
+from bwt import models, taps, tasks
 from bwt.geometry import ablation, causal, key_edits
 from bwt.geometry.attention import attention
 from bwt.geometry.clusters import clusters
@@ -23,6 +23,7 @@ from bwt.geometry.manifold import manifold
 from bwt.geometry.probes import probes
 from bwt.geometry.subject import Subject, stages
 from bwt.records.estimates import Estimate
+from bwt.report.diagnostics.clusters import in_words as words_of_clusters
 from bwt.report.diagnostics.keys import in_words as words_of_keys
 
 REPEATING = tasks.get("bijection", num_symbols=5, num_pairs=7, replacement=True)
@@ -469,10 +470,40 @@ def test_a_planted_dissociation_is_found_and_its_reverse_is_not():
 
 def test_clusters_of_ties_are_not_made_up():
     assert "ties" in clusters(draw(Planted()), draw(Planted())).reason
+
+
+HMM = tasks.get("hmm")
+
+
+@pytest.mark.parametrize("kind", ["log", "probabilities"])
+def test_exact_beliefs_reach_the_ceiling_however_they_are_written(kind):
+    found = clusters(*[draw(Believing(HMM, kind), HMM)] * 2)
+    assert found.ceiling.rand > 0.8 and found.ceiling.clusters == HMM.num_states
+    assert found.predicted.rand == pytest.approx(found.ceiling.rand, abs=0.05)
+    assert found.predicted.outcomes == found.ceiling.outcomes == 5
+    # Which states as they are do not say of themselves.
+    assert (found.trained.rand > 0.8) == (kind == "probabilities")
+    assert "100 % of what is possible" in words_of_clusters(found)
+
+
+def test_random_states_do_not_agree_with_any_hypothesis():
+    found = clusters(*[draw(Believing(HMM, kind), HMM) for kind in ("random", "nothing")])
+    assert abs(found.predicted.rand) < 0.05 and abs(found.trained.rand) < 0.05
+    assert found.ceiling.rand > 0.8
+    # A head of zeros, as before training: one prediction for all.
+    nothing = found.predicted_untrained
+    assert (nothing.clusters, nothing.rand, nothing.silhouette) == (1, 0, 0)
+
+
+@pytest.mark.parametrize("name", models.MODELS)
+def test_clusters_of_every_kind_of_model(name):
     task = tasks.get("hmm", num_states=3, num_symbols=3, length=4)
-    subject = draw(transformer(task), task)
-    found = clusters(subject, draw(transformer(task), task))
-    assert found.trained.outcomes == 3 and abs(found.trained.rand) < 0.5
+    model = models.build_for(task, name, width=16)
+    torch.nn.init.normal_(model.head.weight, std=0.3)
+    found = clusters(draw(model, task), draw(models.build_for(task, name, width=16), task))
+    assert found.predicted.outcomes == 3 and abs(found.predicted.rand) < 0.5
+    assert found.predicted_untrained.clusters == 1 and found.untrained.clusters > 1
+    assert len(found.predicted.plane) == found.points == len(found.entropy)
 
 
 def test_longer_sequences_or_the_reason_why_not():

@@ -157,14 +157,31 @@ def test_clusters_are_found_where_there_are_some():
     labels = torch.arange(300) % 4
     centres = 8 * torch.eye(4, 6, dtype=torch.float64)
     x = centres[labels] + normal(300, 6)
-    scores = {k: clusters.silhouette(x, clusters.k_means(x, k)) for k in range(2, 8)}
+    apart = torch.cdist(x, x)
+    scores = {k: clusters.silhouette(apart, clusters.k_means(x, k)) for k in range(2, 8)}
     assert max(scores, key=scores.get) == 4 and scores[4] > 0.5
     assert clusters.adjusted_rand(clusters.k_means(x, 4), labels) == 1
-    found = clusters._describe(x, labels)
+    found = clusters.describe(x, labels)
     assert found.clusters == 4 and found.rand == found.rand_given_outcomes == 1
     blob = normal(300, 6)
-    assert clusters.silhouette(blob, clusters.k_means(blob, 4)) < 0.25
+    assert clusters.silhouette(torch.cdist(blob, blob), clusters.k_means(blob, 4)) < 0.25
     assert abs(clusters.adjusted_rand(clusters.k_means(blob, 4), labels)) < 0.05
+
+
+def test_points_in_few_places_are_no_more_clusters_than_places():
+    labels = torch.arange(60) % 5
+    alike = clusters.scores(torch.ones(60, 3, dtype=torch.float64), labels)
+    assert (alike.clusters, alike.silhouette, alike.rand) == (1, 0, 0)
+    assert alike.rand_given_outcomes == 0
+    places = torch.eye(3, dtype=torch.float64)[labels % 3]
+    found = clusters.scores(places, labels)
+    assert found.clusters == 3 and found.silhouette == pytest.approx(1)
+
+
+def test_many_outcomes_are_tried_as_clusters():
+    labels = torch.arange(300) % 30
+    found = clusters.scores(torch.eye(30, dtype=torch.float64)[labels], labels)
+    assert found.clusters == 30 and found.rand == found.rand_given_outcomes == 1
 
 
 def test_silhouette_and_rand_index_by_brute_force():
@@ -176,7 +193,7 @@ def test_silhouette_and_rand_index_by_brute_force():
         rest = [distance[i][groups == g].mean() for g in range(3) if g != groups[i]]
         a, b = np.mean(own), min(rest)
         scores.append((b - a) / max(a, b))
-    assert clusters.silhouette(x, groups) == pytest.approx(np.mean(scores))
+    assert clusters.silhouette(distance, groups) == pytest.approx(np.mean(scores))
 
     def agree(a, b):
         pairs = itertools.combinations(range(24), 2)

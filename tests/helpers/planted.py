@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from bwt import models
 from bwt.taps import Tapped
-from bwt.tasks import Bijection
+from bwt.tasks import Batch, Bijection
 
 TASK = Bijection(num_symbols=6)
 
@@ -41,6 +41,30 @@ class Planted(Tapped):
         logits = -30.0 * x[..., 1 : 1 + TASK.num_symbols]
         logits = torch.zeros_like(logits) if self.blind else logits
         return logits if positions is None else logits[:, positions]
+
+
+class Believing(nn.Module):
+    """States that are the exact posteriors of a task (`probabilities`), their logarithms (`log`),
+    or `random`, and predictions made of them as they should be; `nothing`: always the same."""
+
+    def __init__(self, task, kind: str):
+        super().__init__()
+        self.task, self.kind = task, kind
+        self.head = nn.Module()
+        self.head.norm = nn.Identity()
+
+    def forward(self, tokens: Tensor, features=None, positions=None) -> Tensor:
+        at, task = self.task.positions, self.task
+        exact = task.posterior(Batch(tokens, features, at, None, None))
+        if self.kind == "random":
+            exact = torch.randn(exact.shape).softmax(-1)
+        states = torch.full((len(tokens), task.seq_len, task.num_outcomes), 0.5)
+        logarithm = exact.clamp_min(1e-30).log()
+        states[:, at] = exact if self.kind == "probabilities" else logarithm
+        states = self.head.norm(states)
+        if self.kind == "nothing":
+            return torch.zeros_like(states)
+        return states.clamp_min(1e-30).log() if self.kind == "probabilities" else states
 
 
 def transformer(task=TASK, **options):

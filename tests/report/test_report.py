@@ -8,6 +8,7 @@ import subprocess
 import sys
 import typing
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -21,7 +22,7 @@ from bwt.records.estimates import Estimate, Estimates
 from bwt.records.evaluation import METRICS, OF_MEAN, Evaluation, Score
 from bwt.report import charts, overview, svg, words
 from bwt.report.charts import Series
-from bwt.report.diagnostics import DIAGNOSTICS, ablation, dissociation, in_order, keys
+from bwt.report.diagnostics import DIAGNOSTICS, ablation, clusters, dissociation, in_order, keys
 
 SHORT = [
     "--preset",
@@ -228,6 +229,47 @@ def test_words_of_keys_say_which_way():
     assert "nearer to orthogonal than" in keys.in_words(section(0.05, 0.1))
     assert "LESS orthogonal" in keys.in_words(section(0.2, 0.1))
     assert "no different" in keys.in_words(section(0.1, 0.101))
+
+
+def test_words_of_clusters_are_relative_to_the_ceiling():
+    def scores(rand):
+        return dict(
+            clusters=5,
+            silhouette=0.6,
+            rand=rand,
+            outcomes=5,
+            rand_given_outcomes=rand,
+            silhouette_of_outcomes=0.5,
+        )
+
+    def clustering(rand):
+        return records.Clustering(
+            **scores(rand), share=[1.0], plane=[[0, 0]], outcome=[0], cluster=[0]
+        )
+
+    def section(rand, ceiling):
+        old = records.Clusters(clustering(0.1), clustering(0.0), [0.5], 1, 8)
+        return old, replace(
+            old,
+            predicted=clustering(rand),
+            predicted_untrained=records.ClusterScores(**scores(0.0)),
+            ceiling=records.ClusterScores(**scores(ceiling)),
+        )
+
+    old, new = section(0.4, 0.8)
+    assert "50 % of what is possible" in clusters.in_words(new) and "by 0.8" in clusters.in_words(
+        new
+    )
+    assert "Distinct clusters" in clusters.in_words(new)
+    assert "No ceiling is known" in clusters.in_words(old)
+    assert "not even exact beliefs" in clusters.in_words(section(0.04, 0.05)[1])
+    assert len(clusters.cards(new)) == 2 and len(clusters.cards(old)) == 1
+    told = {shown: number(new) for shown, number in clusters.SHOWN.numbers.items()}
+    assert told["clusters_rand_share"] == pytest.approx(0.5) and told["clusters_rand_states"] == 0.1
+    assert clusters.SHOWN.numbers["clusters_rand"](old) is None
+    assert records.Clusters.from_json(new.to_json()) == new
+    with pytest.raises(records.RecordError, match="belong together with their ceiling"):
+        replace(new, ceiling=None)
 
 
 def test_words_of_changed_keys_are_of_the_layer_where_they_matter_most():

@@ -1,43 +1,105 @@
-"""Do the final states form clusters, and are the clusters the likeliest hypotheses?"""
+"""Does what a model believes form clusters, and are the clusters the likeliest hypotheses?"""
 
 from bwt import paper
-from bwt.records.geometry import Clusters
+from bwt.records.geometry import Clustering, Clusters, ClusterScores
 from bwt.report import charts, words
-from bwt.report.cards import Card
+from bwt.report.cards import Card, table
 from bwt.report.diagnostics.shown import Shown
+
+NO_CEILING = 0.1  # exact posteriors that agree less than this do not cluster by outcome either
 
 
 def cards(section: Clusters) -> list[Card]:
-    trained = section.trained
-    x, y = zip(*trained.plane, strict=True)
-    picture = charts.scatter(
+    shown, what = section.trained, "states"
+    if section.predicted is not None:
+        shown, what = section.predicted, "predictions"
+    reading = in_words(section)
+    if shown.outcomes > charts.NUM_COLORS:
+        reading += f" Colours repeat after {charts.NUM_COLORS} outcomes."
+    title = f"Do the {what} cluster?"
+    picture = _picture(shown, f"Final {what} by likeliest outcome")
+    first = Card("clusters", title, picture, reading, paper.NOTES["clusters"])
+    return [first] if section.predicted is None else [first, _beside(section)]
+
+
+def _picture(shown: Clustering, title: str) -> str:
+    x, y = zip(*shown.plane, strict=True)
+    return charts.scatter(
         x,
         y,
-        trained.outcome,
-        "Final states by likeliest outcome",
+        shown.outcome,
+        title,
         "component 1",
         "component 2",
         "colour: likeliest outcome under the exact posterior",
         groups=True,
     )
-    reading = in_words(section)
-    if trained.outcomes > charts.NUM_COLORS:
-        reading += f" Colours repeat after {charts.NUM_COLORS} outcomes."
-    note = paper.NOTES["clusters"]
-    return [Card("clusters", "Do the final states cluster?", picture, reading, note)]
+
+
+def _beside(section: Clusters) -> Card:
+    rows = {
+        "exact posteriors (the ceiling)": section.ceiling,
+        "predictions": section.predicted,
+        "predictions, untrained": section.predicted_untrained,
+        "states as they are": section.trained,
+        "states, untrained": section.untrained,
+    }
+    head = ["", "clusters", "silhouette", "agreement", "with as many as outcomes"]
+    body = [
+        [name, str(x.clusters), *map(words.num, (x.silhouette, x.rand, x.rand_given_outcomes))]
+        for name, x in rows.items()
+    ]
+    reading = (
+        "The number of clusters of best silhouette, and their agreement with the likeliest outcome "
+        "(adjusted Rand index: 1 the same, 0 chance). Distances of states, unlike those of "
+        "distributions, do not end where a belief is certain: exact log-posteriors as states would "
+        "not cluster by outcome either."
+    )
+    return Card("clusters-beside", "Clusters beside their ceiling", table(head, body), reading)
 
 
 def in_words(section: Clusters) -> str:
-    trained, control = section.trained, section.untrained
-    quality = trained.silhouette
-    kind = "distinct" if quality > 0.5 else "weak" if quality > 0.25 else "no"
+    if section.predicted is None:
+        return (
+            f"{_kind(section.trained)} among the states, agreeing with the likeliest outcome by "
+            f"{words.num(section.trained.rand)} (adjusted Rand index; untrained "
+            f"{words.num(section.untrained.rand)}). No ceiling is known for this: examine the run "
+            "again."
+        )
     return (
-        f"{kind.capitalize()} clusters: the best number by silhouette is {trained.clusters} "
-        f"(silhouette {words.num(quality)}; untrained {words.num(control.silhouette)}). Agreement "
-        f"with the likeliest outcome: adjusted Rand index {words.num(trained.rand)} (untrained "
-        f"{words.num(control.rand)}); with as many clusters as outcomes, {trained.outcomes}: "
-        f"{words.num(trained.rand_given_outcomes)}."
+        f"{_kind(section.predicted)} among the predictions; exact posteriors have silhouette "
+        f"{words.num(section.ceiling.silhouette)}. {_agreement(section)} The states "
+        f"as they are: {words.num(section.trained.rand)} (untrained "
+        f"{words.num(section.untrained.rand)})."
     )
+
+
+def _kind(found: ClusterScores) -> str:
+    quality = found.silhouette
+    kind = "Distinct" if quality > 0.5 else "Weak" if quality > 0.25 else "No"
+    return (
+        f"{kind} clusters (the best number is {found.clusters}, of silhouette {words.num(quality)})"
+    )
+
+
+def _agreement(section: Clusters) -> str:
+    predicted, ceiling = section.predicted, section.ceiling
+    text = (
+        f"Grouped so, they agree with the likeliest outcome by {words.num(predicted.rand)} "
+        f"(adjusted Rand index; untrained {words.num(section.predicted_untrained.rand)}), and "
+        f"exact posteriors, the ceiling, by {words.num(ceiling.rand)} with "
+        f"{ceiling.clusters} clusters"
+    )
+    if ceiling.rand < NO_CEILING:
+        return text + ": in this task not even exact beliefs fall into their hypotheses."
+    return text + f": {words.percent(_share(section))} of what is possible."
+
+
+def _share(section: Clusters) -> float | None:
+    """Agreement relative to the ceiling."""
+    if section.ceiling is None or section.ceiling.rand < NO_CEILING:
+        return None
+    return section.predicted.rand / section.ceiling.rand
 
 
 SHOWN = Shown(
@@ -47,11 +109,16 @@ SHOWN = Shown(
     cards,
     sentences={"clusters": in_words},
     numbers={
-        "clusters": lambda section: section.trained.clusters,
-        "clusters_rand": lambda section: section.trained.rand,
+        "clusters": lambda section: section.predicted and section.predicted.clusters,
+        "clusters_rand": lambda section: section.predicted and section.predicted.rand,
+        "clusters_ceiling": lambda section: section.ceiling and section.ceiling.clusters,
+        "clusters_rand_ceiling": lambda section: section.ceiling and section.ceiling.rand,
+        "clusters_rand_share": _share,
+        "clusters_rand_states": lambda section: section.trained.rand,
     },
     legend=(
-        "clusters of the states, and how they agree with the likeliest outcome (adjusted Rand "
-        "index)"
+        "clusters of the predictions, and how they agree with the likeliest outcome (adjusted Rand "
+        "index); both for exact posteriors, which are the ceiling; agreement as a share of that; "
+        "agreement of clusters of the states as they are"
     ),
 )
