@@ -10,6 +10,7 @@ from bwt.report import charts, words
 from bwt.report.cards import Card, Html, table
 from bwt.report.charts import Series
 from bwt.report.reading import Run
+from bwt.runs.config import TrainConfig
 
 
 def comparison(runs: Sequence[Run]) -> str:
@@ -42,7 +43,7 @@ def comparison(runs: Sequence[Run]) -> str:
                 f"{words.num(evaluation.floor_kl().mean)} ({evaluation.best_floor()}{warning})",
                 words.pm(model["entropy_mae"]),
                 words.num(model["entropy_mae_of_mean"].mean),
-                _papers(config.task, config.model),
+                _papers(config),
                 words.num(model["tvd"].mean),
                 f"{words.percent(model['accuracy'].mean)} / "
                 f"{words.percent(exact['accuracy'].mean)}",
@@ -90,15 +91,21 @@ def overlays(runs: Sequence[Run]) -> list[Card]:
     return cards
 
 
-def _papers(task: str, model: str) -> str:
-    """The paper's entropy error in bits, or its accuracy for recall."""
-    figures = paper.HEADLINE.get((task, model))
+def _papers(config: TrainConfig) -> str:
+    """The paper's entropy error in bits, or its accuracy for recall, and whether it is of the same
+    generator."""
+    figures = paper.HEADLINE.get((config.task, config.model))
     if figures is None:
         return "–"
-    if task == "recall":
-        return words.percent(figures[0])
-    versions = ("",) if len(figures) == 1 else (" (v1)", " (v3)")
-    return ", ".join(f"{x:g}{v}" for x, v in zip(figures, versions, strict=True)) + " bits"
+    if config.task == "recall":
+        text = words.percent(figures[0].value)
+    else:
+        versions = ("",) if len(figures) == 1 else (" (v1)", " (v3)")
+        pairs = zip(figures, versions, strict=True)
+        text = ", ".join(f"{x.value:g}{version}" for x, version in pairs) + " bits"
+    theirs = paper.GENERATORS[config.task]
+    same = all(config.task_options.get(name) == value for name, value in theirs.items())
+    return text if same else f"{text}, of another generator"
 
 
 def _kl(run: Run) -> Estimate:
