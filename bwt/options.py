@@ -17,6 +17,7 @@ LARGEST = {
     **dict.fromkeys(("width", "hidden", "embed", "rank", "state"), 2**17),
     **dict.fromkeys(("length", "num_pairs", "num_queries", "filler"), 10**6),
     **dict.fromkeys(("num_keys", "num_values"), 10**6),
+    "position_table": 10**7,
 }
 
 

@@ -69,10 +69,12 @@ def shift_mix(width: int, span: int) -> nn.Parameter:
 
 class Embedding(nn.Module):
     """Features and tokens -> [B, F + L, width]. Each feature has a place of its own in the header,
-    told by a learned vector; tokens get learned positions if asked for. shift: each position also
-    sees so many before it."""
+    told by a learned vector; tokens get learned positions if asked for, from a table that may be
+    longer than the sequences of training. shift: each position also sees so many before it."""
 
-    def __init__(self, shape: Shape, width: int, *, positions: bool, shift: int = 0):
+    def __init__(
+        self, shape: Shape, width: int, *, positions: bool, table: int = 0, shift: int = 0
+    ):
         super().__init__()
         std = width**-0.5
         self.tokens = nn.Parameter(torch.randn(shape.vocab_size, width) * std)
@@ -81,7 +83,12 @@ class Embedding(nn.Module):
             self.features = linear(shape.feature_width, width, bias=False)
             self.slots = nn.Parameter(torch.randn(shape.num_features, width) * std)
         length = shape.seq_len - shape.num_features
-        self.positions = nn.Parameter(torch.randn(length, width) * std) if positions else None
+        if table and table < length:
+            raise ValueError(
+                f"position_table must have room for the {length} tokens of the task, got {table}"
+            )
+        size = table or length
+        self.positions = nn.Parameter(torch.randn(size, width) * std) if positions else None
         self.mix = shift_mix(width, shift) if shift else None
 
     def forward(self, tokens: Tensor, features: Tensor | None) -> Tensor:
@@ -90,7 +97,8 @@ class Embedding(nn.Module):
             if x.shape[1] > len(self.positions):
                 raise ValueError(
                     f"this model has learned {len(self.positions)} token positions and cannot "
-                    f"read {x.shape[1]} tokens; train with positions none or rotary to go further"
+                    f"read {x.shape[1]} tokens; to go further, train a transformer with a longer "
+                    "position_table, or with positions none or rotary"
                 )
             x = x + self.positions[: x.shape[1]]
         if (features is None) != (self.num_features == 0):

@@ -35,6 +35,11 @@ class Options:
     positions: str = option(
         "learned", "how positions are told apart", ("learned", "rotary", "none")
     )
+    position_table: int = option(
+        0,
+        "learned positions: size of the table, so that longer sequences than those of training can "
+        "be read (with rows that were never trained); 0: as many as the task has tokens",
+    )
     token_shift: str = option(
         "none",
         "let each position see those just before it without attention: in the embedding, or in "
@@ -150,6 +155,7 @@ class Model(Base):
             shape,
             options.width,
             positions=options.positions == "learned",
+            table=options.position_table if options.positions == "learned" else 0,
             shift=options.shift_span if options.token_shift == "input" else 0,
         )
         self.blocks = nn.ModuleList(Block(options) for _ in range(options.layers))

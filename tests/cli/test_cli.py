@@ -116,6 +116,21 @@ def test_train_as_json_and_eval_at_other_lengths(capsys, tmp_path):
     assert document["evaluation"].items() <= stored.items()
 
 
+@pytest.mark.parametrize("table", [0, 7])
+def test_learned_positions_are_read_beyond_training_if_the_table_has_them(table, capsys, tmp_path):
+    run = str(tmp_path / "run")
+    flags = ["--length", "4", "--width", "16", "--layers", "1", "--positions", "learned"]
+    flags += ["--position-table", str(table), *SHORT]
+    assert main(["train", "hmm", "--out", run, *flags]) == 0
+    capsys.readouterr()
+    code = main(["eval", run, "--length", "7", "--sequences", "16"])
+    captured = capsys.readouterr()
+    if table:
+        assert code == 0 and "length 7" in captured.out
+    else:
+        assert code == 2 and "longer position_table" in captured.err
+
+
 @pytest.mark.parametrize("model", models.MODELS)
 @pytest.mark.parametrize("task", tasks.TASKS)
 def test_help_has_every_option_of_task_and_model(task, model, capsys):

@@ -194,6 +194,21 @@ def test_tied_head_is_the_embedding_of_the_last_tokens():
     assert change[-1] > 1e-6 and (change[:-1] == 0).all()
 
 
+def test_a_longer_table_of_positions_reads_longer_sequences():
+    model, (tokens, features) = build("transformer"), inputs()
+    longer = perturbed(models.build("transformer", **SHAPE, width=16, position_table=14))
+    assert longer.num_parameters == model.num_parameters + 7 * 16
+    state = model.state_dict()
+    rows = longer.embed.positions.detach().clone()
+    rows[:7] = state["embed.positions"]
+    longer.load_state_dict({**state, "embed.positions": rows})
+    assert torch.equal(longer(tokens, features), model(tokens, features))
+    twice = torch.cat([tokens, tokens], 1)
+    assert longer(twice, features).shape == (3, 16, 4)
+    with pytest.raises(ValueError, match="has learned 14 token positions and cannot read 21"):
+        longer(torch.cat([twice, tokens], 1), features)
+
+
 def test_the_papers_size():
     """2,677,440 with the authors' table of 38 positions; this task has 37."""
     sizes = dict(layers=6, heads=6, width=192, tied=True)
@@ -232,6 +247,7 @@ def test_match_parameters(name, options, target):
         ("transformer", dict(positions="rotary", width=6, heads=2), "even width"),
         ("transformer", dict(layers=-1), "layers must be at least 1, got -1"),
         ("transformer", dict(layers=0), "must be at least 1"),
+        ("transformer", dict(position_table=6), "room for the 7 tokens of the task, got 6"),
         ("transformer", dict(tied=True), "a tied head needs a token per outcome"),
         ("mamba", dict(state=0), "state must be at least 1, got 0"),
         ("lstm", dict(layers=0), "layers must be at least 1, got 0"),
@@ -248,6 +264,8 @@ def test_inputs_that_do_not_fit():
     tokens, features = inputs()
     longer = torch.cat([tokens, tokens], 1)
     with pytest.raises(ValueError, match="has learned 7 token positions and cannot read 14"):
+        build("transformer")(longer, features)
+    with pytest.raises(ValueError, match="train a transformer with a longer position_table"):
         build("transformer")(longer, features)
     with pytest.raises(ValueError, match="weights for 9 positions"):
         build("prefix").prefix(torch.zeros(1, 10, 16, dtype=torch.float64))

@@ -101,6 +101,18 @@ def test_a_preset_has_options_of_the_task_that_a_user_can_change():
     assert not tasks.get("bijection").replacement
 
 
+def test_a_run_of_before_an_option_loads(tmp_path):
+    """As every run has: a config that lacks options of now, and weights that it describes."""
+    options = dataclasses.asdict(models.options_class("transformer")(**SMALL.model_options))
+    run = train.train(dataclasses.replace(SMALL, model_options=options), tmp_path / "run").run
+    config = read_json(run.path / "config.json")
+    del config["model_options"]["position_table"]
+    write_json(run.path / "config.json", config)
+    _, model, _ = train.load(run.path)
+    for name, weights in load_weights(run).items():
+        assert torch.equal(model.state_dict()[name], weights)
+
+
 def test_the_averaged_weights_are_the_ones_saved_and_evaluated(tmp_path):
     config = dataclasses.replace(SMALL, average=0.5)
     trainer = train.Trainer(
