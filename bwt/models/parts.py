@@ -82,12 +82,7 @@ class Embedding(nn.Module):
         if shape.num_features:
             self.features = linear(shape.feature_width, width, bias=False)
             self.slots = nn.Parameter(torch.randn(shape.num_features, width) * std)
-        length = shape.seq_len - shape.num_features
-        if table and table < length:
-            raise ValueError(
-                f"position_table must have room for the {length} tokens of the task, got {table}"
-            )
-        size = table or length
+        size = max(shape.seq_len - shape.num_features, table)
         self.positions = nn.Parameter(torch.randn(size, width) * std) if positions else None
         self.mix = shift_mix(width, shift) if shift else None
 

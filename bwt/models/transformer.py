@@ -37,8 +37,8 @@ class Options:
     )
     position_table: int = option(
         0,
-        "learned positions: size of the table, so that longer sequences than those of training can "
-        "be read (with rows that were never trained); 0: as many as the task has tokens",
+        "learned positions: size of the table, if more than the task has tokens (0: as many), so "
+        "that longer sequences can be read, with rows that were never trained",
     )
     token_shift: str = option(
         "none",
@@ -155,7 +155,7 @@ class Model(Base):
             shape,
             options.width,
             positions=options.positions == "learned",
-            table=options.position_table if options.positions == "learned" else 0,
+            table=options.position_table,
             shift=options.shift_span if options.token_shift == "input" else 0,
         )
         self.blocks = nn.ModuleList(Block(options) for _ in range(options.layers))

@@ -1,14 +1,16 @@
-"""Configurations that are known to work: quick on 2 CPU cores, paper with the paper's sizes."""
+"""Configurations: `quick` is known to converge on 2 CPU cores; `paper` has the paper's sizes, and
+its other models are matched to the transformer at equal depth; `authors` is as the authors' code,
+model by model."""
 
 import dataclasses
 from typing import Any
 
 from bwt import models, tasks
+from bwt.runs import authors
 from bwt.runs.config import TrainConfig
 
-PRESETS = ("quick", "paper")
+PRESETS = ("quick", "paper", "authors")
 
-# Quick: seen to converge on 2 CPU cores. Paper: its sizes and optimizer.
 _PAPER = dict(
     steps=100_000,
     batch_size=128,
@@ -28,6 +30,7 @@ _RECIPES: dict[tuple[str, str], dict[str, Any]] = {
     ("paper", "hmm"): {**_PAPER, "batch_size": 64, "weight_decay": 0.01},
     ("paper", "recall"): _PAPER,
 }
+# Of the transformer.
 _SIZES: dict[tuple[str, str], dict[str, Any]] = {
     ("quick", "bijection"): dict(
         layers=2, heads=2, width=64, norm="layer", token_shift="input", logit_scale=8.0
@@ -44,9 +47,15 @@ _SIZES: dict[tuple[str, str], dict[str, Any]] = {
         layers=2, heads=2, width=64, norm="layer", token_shift="input", shift_span=2
     ),
     ("paper", "bijection"): dict(layers=6, heads=6, width=192, tied=True),
-    ("paper", "hmm"): dict(layers=9, heads=8, width=256, norm="layer"),
+    # The table of positions has room for the paper's longest test: 50 observations behind a header
+    # of tokens.
+    ("paper", "hmm"): dict(layers=9, heads=8, width=256, norm="layer", position_table=153),
     ("paper", "recall"): dict(layers=6, heads=6, width=192, tied=True),
 }
+# What another model has from the transformer. Quick leaves each at the depth it trains best at: at
+# the HMM's 4 layers and 1,000 steps an LSTM is still at the floor and Mamba four times as far from
+# exact as with its own 2.
+_SHARED = {"quick": ("norm", "logit_scale"), "paper": ("layers", "norm", "logit_scale")}
 # The paper's figures belong to the bijection with replacement: its MLP is at the uniform floor of
 # that task, and the checkpoint behind its transformer's figure is named after it.
 _TASKS: dict[tuple[str, str], dict[str, Any]] = {
@@ -57,17 +66,28 @@ _TASKS: dict[tuple[str, str], dict[str, Any]] = {
 
 def preset_task(name: str, task: str | None) -> dict[str, Any]:
     """Options of the task."""
-    return dict(_TASKS.get((name, task), {}))
+    found = authors.TASKS.get(task, {}) if name == "authors" else _TASKS.get((name, task), {})
+    return dict(found)
 
 
-def preset(name: str, task: str | None) -> dict[str, Any]:
+def preset(name: str, task: str | None, model: str = "transformer") -> dict[str, Any]:
     """Settings of the run."""
+    if name == "authors":
+        recipes = authors.RECIPES.get(task, {})
+        return dict(recipes.get(model, recipes.get("transformer", {})))
     return dict(_RECIPES.get((name, task), {}))
 
 
-def preset_model(name: str, task: str | None) -> dict[str, Any]:
-    """Options of the transformer, which the other models are matched to in parameters."""
-    return dict(_SIZES.get((name, task), {}))
+def preset_model(name: str, task: str | None, model: str = "transformer") -> dict[str, Any]:
+    """Options of the model. Without a width among them it is matched to the transformer of the
+    preset in parameters."""
+    if name == "authors":
+        return dict(authors.SIZES.get(task, {}).get(model, {}))
+    sizes = _SIZES.get((name, task), {})
+    if model == "transformer":
+        return dict(sizes)
+    known = {field.name for field in dataclasses.fields(models.options_class(model))}
+    return {key: sizes[key] for key in _SHARED[name] if key in sizes and key in known}
 
 
 def resolve(
@@ -80,23 +100,18 @@ def resolve(
     model_options: dict[str, Any] | None = None,
 ) -> TrainConfig:
     """The configuration of a preset with some settings changed. A model other than the transformer
-    gets as many parameters as the preset's transformer has, unless its width is given."""
-    options = dict(model_options or {})
+    gets as many parameters as the preset's transformer has, unless its width is given, by the
+    preset or by the caller."""
     built = tasks.get(task, **{**preset_task(preset_name, task), **(task_options or {})})
-    sizes = preset_model(preset_name, task)
-    if model == "transformer":
-        options = {**sizes, **options}
-    else:
-        known = [field.name for field in dataclasses.fields(models.options_class(model))]
-        shared = {key: sizes[key] for key in ("norm", "logit_scale") if key in {*sizes} & {*known}}
-        options = {**shared, **options}
-        if "width" not in options:
-            target = models.build_for(built, "transformer", **sizes).num_parameters
-            options = models.match_parameters(model, built, target, **options)
+    options = {**preset_model(preset_name, task, model), **(model_options or {})}
+    if model != "transformer" and "width" not in options:
+        sizes = preset_model(preset_name, task)
+        target = models.build_for(built, "transformer", **sizes).num_parameters
+        options = models.match_parameters(model, built, target, **options)
     return TrainConfig(
         task=task,
         model=model,
         task_options=built.options(),
         model_options=dataclasses.asdict(models.options_class(model)(**options)),
-        **{**preset(preset_name, task), **(settings or {})},
+        **{**preset(preset_name, task, model), **(settings or {})},
     )

@@ -113,6 +113,56 @@ def test_a_run_of_before_an_option_loads(tmp_path):
         assert torch.equal(model.state_dict()[name], weights)
 
 
+def parameters(config: TrainConfig) -> int:
+    task = tasks.get(config.task, **config.task_options)
+    with torch.device("meta"):
+        return models.build_for(task, config.model, **config.model_options).num_parameters
+
+
+@pytest.mark.parametrize("task", tasks.TASKS)
+def test_the_papers_preset_matches_models_at_equal_depth(task):
+    transformer = resolve(task, "transformer", "paper")
+    for name in models.MODELS:
+        config = resolve(task, name, "paper")
+        assert config.model_options["layers"] == transformer.model_options["layers"]
+        assert parameters(config) == pytest.approx(parameters(transformer), rel=0.01)
+    shallow = resolve(task, "lstm", "paper", model_options=dict(layers=1))
+    assert shallow.model_options["layers"] == 1
+    assert parameters(shallow) == pytest.approx(parameters(transformer), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "task,model,count",
+    [
+        ("bijection", "transformer", 2_677_440),
+        ("bijection", "lstm", 1_794_048),
+        ("hmm", "transformer", 7_398_661),
+        ("hmm", "lstm", 4_765_701),
+    ],
+)
+def test_models_have_the_size_of_the_authors(task, model, count):
+    """Counted in their code; norms and heads differ a little. (Their Mamba is another one.)"""
+    assert parameters(resolve(task, model, "authors")) == pytest.approx(count, rel=0.005)
+
+
+def test_the_authors_recipes():
+    bijection, hmm = (resolve(task, "transformer", "authors") for task in ("bijection", "hmm"))
+    assert bijection.task_options["replacement"] and bijection.model_options["tied"]
+    assert (bijection.lr, bijection.beta2, bijection.weight_decay) == (3e-4, 0.95, 0.1)
+    assert (hmm.task_options["header"], hmm.task_options["floor"]) == ("tokens", 0.05)
+    assert (hmm.targets, hmm.warmup, hmm.beta2) == ("posterior", 0.0, 0.999)
+    longer = tasks.get("hmm", **{**hmm.task_options, "length": 50})
+    assert hmm.model_options["position_table"] >= longer.seq_len
+    mamba, lstm = (resolve("hmm", model, "authors") for model in ("mamba", "lstm"))
+    assert (mamba.lr, mamba.clip, mamba.decay, mamba.steps) == (1e-4, 0.5, "none", 23437)
+    assert [x.model_options["layers"] for x in (mamba, lstm)] == [9, 9]
+    assert [x.model_options["width"] for x in (mamba, lstm)] == [256, 256]
+    mlp = resolve("hmm", "mlp", "authors", settings=dict(lr=1.0))
+    assert (mlp.model_options["layers"], mlp.model_options["width"]) == (18, 384)
+    assert (mlp.lr, mlp.steps) == (1.0, hmm.steps)
+    assert resolve("hmm", "mlp", "authors", model_options=dict(width=8)).model_options["width"] == 8
+
+
 def test_the_averaged_weights_are_the_ones_saved_and_evaluated(tmp_path):
     config = dataclasses.replace(SMALL, average=0.5)
     trainer = train.Trainer(

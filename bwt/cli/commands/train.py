@@ -34,22 +34,23 @@ def add_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
     add(
         "--preset",
         choices=PRESETS,
-        help="quick: converges on 2 CPU cores in minutes; paper: the paper's sizes "
+        help="quick: converges on 2 CPU cores in minutes; paper: the paper's size, other models "
+        "matched to the transformer in parameters at equal depth; authors: sizes, optimizer, rates "
+        "and data of the authors' code, model by model, without dropout "
         "(default: quick without a GPU, paper with one)",
     )
     add("--out", metavar="DIR", help="run directory (default: runs/TASK-MODEL-TIME)")
     add("--resume", metavar="DIR", help="continue the run in this directory, bit for bit")
     training = parser.add_argument_group("training")
-    flags.add_fields(training, TrainConfig, preset(chosen, task))
+    flags.add_fields(training, TrainConfig, preset(chosen, task, model))
     if task is not None:
         group = parser.add_argument_group(f"the task: {task}")
         flags.add_fields(group, tasks.TASKS[task], preset_task(chosen, task))
     title = f"the model: {model}"
-    if model != "transformer":
+    sizes = preset_model(chosen, task, model)
+    if model != "transformer" and "width" not in sizes:
         title += " (without --width: as many parameters as the transformer of the preset)"
-    options = models.options_class(model)
-    sizes = preset_model(chosen, task) if model == "transformer" else {}
-    flags.add_fields(parser.add_argument_group(title), options, sizes)
+    flags.add_fields(parser.add_argument_group(title), models.options_class(model), sizes)
 
 
 def _peek(argv: Sequence[str], flag: str, choices: Sequence[str]) -> str | None:
