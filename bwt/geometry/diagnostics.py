@@ -34,6 +34,7 @@ class Opened:
     steps: list[int]  # that have weights; 0 for those before training
     load: Callable[[int], nn.Module]  # the model as it was at a step
     seed: int
+    decay: str | None = None  # of the learning rate in training
 
     @property
     def few(self) -> Subject:
@@ -74,7 +75,7 @@ LOOKING = (
     Diagnostic(
         "dissociation",
         records.Dissociation,
-        lambda x, bar: dissociation(x.few, x.steps, x.load, bar.tick),
+        lambda x, bar: dissociation(x.few, x.steps, x.load, bar.tick, x.decay),
         work=lambda x: len(x.steps),
     ),
 )

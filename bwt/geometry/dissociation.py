@@ -1,17 +1,16 @@
 """Frame and precision: does attention settle before the predictions are precise?
 
-Over the checkpoints, on the same sequences: how far the attention maps are from the final ones
-(Jensen-Shannon divergence in bits, of each head and question, then the mean), how far the
-predictions are from exact Bayes, and how the states of the last layer spread out:
+Over the checkpoints, on the same sequences: how far the attention maps are from those of two late
+checkpoints, the references (see bwt/geometry/settling.py, mean over heads and questions), how far
+the predictions are from exact Bayes, and how the states of the last layer spread out:
 
-    distance    1 - CKA to the final states
+    distance    1 - CKA to the states of the references, the mean of both
     spread      scatter of the most certain quarter of the states about its own centre, as a share
                 of the scatter of all states: small when confident states are bunched together
     pc1         variance along the first principal component
     entropy_r2  how well the best linear coordinate gives the posterior entropy, on other sequences
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -20,23 +19,45 @@ from torch import Tensor, nn
 
 from bwt.geometry import stats
 from bwt.geometry.probes import fit
+from bwt.geometry.settling import slopes
 from bwt.geometry.subject import Subject, blocks, has_attention, stages
-from bwt.records.geometry import Checkpoint, Dissociation, Settled
-
-SETTLED = 0.1  # of the way that is left
+from bwt.records.geometry import Checkpoint, Dissociation
 
 
 def dissociation(
-    subject: Subject, steps: list[int], load: Callable[[int], nn.Module], tick: Callable[[], None]
+    subject: Subject,
+    steps: list[int],
+    load: Callable[[int], nn.Module],
+    tick: Callable[[], None],
+    decay: str | None = None,
 ) -> Dissociation:
-    """load: gives the model as it was at a step; the last of the steps is the final one."""
-    final = _Snapshot(subject.of(load(steps[-1])))
-    rows = []
+    """load: gives the model as it was at a step. The first step is 0, before training; the last two
+    of the others are the references."""
+    late = steps[1:][-2:]
+    references = _References([_Snapshot(subject.of(load(step))) for step in late])
+    rows, ways, kl = [], [], []
     for step in steps:
         snapshot = _Snapshot(subject.of(load(step)))
-        rows.append(_compare(step, snapshot, final, subject))
+        row = _describe(step, snapshot, subject)
+        if step not in late:
+            row = replace(row, distance=references.states_to(snapshot))
+            if snapshot.maps:
+                layers = references.maps_to(snapshot)
+                ways.append(layers.mean(1))
+                row = replace(
+                    row,
+                    attention=stats.estimate(ways[-1]),
+                    attention_layers=layers.mean(0).tolist(),
+                )
+        rows.append(row)
+        kl.append(snapshot.kl)
         tick()
-    return _summary(rows, len(subject.batch.tokens))
+    found = Dissociation(rows, late, len(subject.batch.tokens), decay=decay)
+    if not ways or len(late) < 2:
+        return found
+    floor = references.tremor()
+    table = torch.stack(ways, 1), torch.stack(kl, 1)
+    return replace(found, slopes=slopes(steps, *table, floor), floor=floor)
 
 
 class _Snapshot:
@@ -51,27 +72,47 @@ class _Snapshot:
         self.kl, self.entropy_mae = subject.losses(subject.predict())
 
 
-def _compare(step: int, now: _Snapshot, final: _Snapshot, subject: Subject) -> Checkpoint:
-    checkpoint = Checkpoint(
+class _References:
+    """Two late checkpoints, or the only one there is as both."""
+
+    def __init__(self, late: list[_Snapshot]):
+        self.first, self.second = late[0], late[-1]
+        self.between = _divergence(self.first, self.second) if late[0].maps else None
+
+    def maps_to(self, now: _Snapshot) -> Tensor:
+        """[B, layers] bits: the product of the ways to both."""
+        ways = _divergence(now, self.first) + _divergence(now, self.second)
+        return (ways - self.between) / 2
+
+    def states_to(self, now: _Snapshot) -> float:
+        alike = [stats.cka(now.states, x.states) for x in (self.first, self.second)]
+        return 1 - sum(alike) / 2
+
+    def tremor(self) -> float:
+        """The variance of the maps about one place, if that is all the two differ by; they differ
+        by twice as much."""
+        return self.between.mean().item() / 2
+
+
+def _divergence(a: _Snapshot, b: _Snapshot) -> Tensor:
+    """Jensen-Shannon, [B, layers]."""
+    pairs = zip(a.maps, b.maps, strict=True)
+    return torch.stack([stats.jensen_shannon(x, y).mean((1, 2)) for x, y in pairs], 1)
+
+
+def _describe(step: int, now: _Snapshot, subject: Subject) -> Checkpoint:
+    r2 = None
+    if subject.entropy.std() > 1e-6:
+        r2 = fit(now.states, subject.entropy[..., None], within=False).r2()
+    return Checkpoint(
         step=step,
         kl=stats.estimate(now.kl),
         entropy_mae=stats.estimate(now.entropy_mae),
-        distance=1 - stats.cka(now.states, final.states),
+        distance=None,
         spread=spread(now.states, subject.entropy),
         pc1=stats.pca(now.states).share[0].item(),
+        entropy_r2=r2 and r2.mean,
     )
-    if subject.entropy.std() > 1e-6:
-        r2 = fit(now.states, subject.entropy[..., None], within=False).r2()
-        checkpoint = replace(checkpoint, entropy_r2=r2 and r2.mean)
-    if now.maps:
-        pairs = zip(now.maps, final.maps, strict=True)
-        layers = [stats.jensen_shannon(a, b).mean((1, 2)) for a, b in pairs]  # [B] each
-        checkpoint = replace(
-            checkpoint,
-            attention=stats.estimate(torch.stack(layers).mean(0)),
-            attention_layers=[layer.mean().item() for layer in layers],
-        )
-    return checkpoint
 
 
 def spread(states: Tensor, entropy: Tensor) -> float:
@@ -79,42 +120,3 @@ def spread(states: Tensor, entropy: Tensor) -> float:
     certain = x[entropy.argsort(stable=True)[: max(2, len(x) // 4)]]
     scatter = [(z - z.mean(0)).square().sum(-1).mean() for z in (certain, x)]
     return (scatter[0] / scatter[1]).sqrt().item() if scatter[1] > 0 else 0.0
-
-
-def settles(steps: list[int], values: list[float]) -> int:
-    """The first step from which a value stays within a tenth of its largest distance from its
-    last one."""
-    away = [abs(value - values[-1]) for value in values]
-    limit = SETTLED * max(away)
-    step = steps[-1]
-    for candidate, distance in zip(reversed(steps), reversed(away), strict=True):
-        if distance > limit:
-            break
-        step = candidate
-    return step
-
-
-def _summary(rows: list[Checkpoint], sequences: int) -> Dissociation:
-    """When each settles; precision on a log scale, where it is gained. And what was still gained
-    after attention had settled."""
-    steps = [row.step for row in rows]
-    kl = [row.kl.mean for row in rows]
-    settled = Settled(
-        precision=settles(steps, [math.log(max(x, 1e-12)) for x in kl]),
-        distance=settles(steps, [row.distance for row in rows]),
-        spread=settles(steps, [row.spread for row in rows]),
-        pc1=settles(steps, [row.pc1 for row in rows]),
-    )
-    if all(row.entropy_r2 is not None for row in rows):
-        settled = replace(settled, entropy_r2=settles(steps, [row.entropy_r2 for row in rows]))
-    if rows[-1].attention is None:
-        return Dissociation(rows, settled, sequences)
-    settled = replace(settled, attention=settles(steps, [row.attention.mean for row in rows]))
-    then = kl[steps.index(settled.attention)]
-    return Dissociation(
-        rows,
-        settled,
-        sequences,
-        kl_when_attention_settled=then,
-        kl_factor_after=then / max(kl[-1], 1e-12),
-    )

@@ -80,7 +80,7 @@ def _open(path: str | Path, sequences: int, seed: int, device: torch.device) -> 
         return scratch
 
     subject = Subject.draw(task, model, sequences, seed=seed, device=device)
-    return Opened(subject, subject.of(initial), [0, *run.steps()], at_step, seed)
+    return Opened(subject, subject.of(initial), [0, *run.steps()], at_step, seed, config.decay)
 
 
 def _merge(run: RunDirectory, sections: dict[str, Any]) -> Geometry:

@@ -56,6 +56,15 @@ def jackknife(statistic: Callable[..., float | None], *tensors: Tensor) -> Estim
     return Estimate(value, variance.sqrt().item())
 
 
+def jackknife_covariance(statistic: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """The covariance of a statistic [n] of tensors [B, ...], in the same way."""
+    count = min(GROUPS, len(tensors[0]))
+    group = torch.arange(len(tensors[0]), device=tensors[0].device) % count
+    without = torch.stack([statistic(*(x[group != g] for x in tensors)) for g in range(count)])
+    away = without - without.mean(0)
+    return away.t() @ away * (count - 1) / count
+
+
 def pearson(x: Tensor, y: Tensor) -> float | None:
     x, y = x.flatten().double(), y.flatten().double()
     x, y = x - x.mean(), y - y.mean()

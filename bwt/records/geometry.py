@@ -8,6 +8,7 @@ from bwt.records.base import Document, Record, RecordError, check_lengths, check
 from bwt.records.estimates import Estimate, Estimates
 
 Matrix = list[list[float]]
+FORMER_DISSOCIATION = "it was measured in a way that is no longer used; run bwt geometry again"
 
 
 @dataclass(frozen=True)
@@ -237,41 +238,50 @@ class Clusters(Record):
 
 @dataclass(frozen=True)
 class Checkpoint(Record):
+    """Distances are to two late checkpoints, and None of these."""
+
     step: int
     kl: Estimate
     entropy_mae: Estimate
-    distance: float  # 1 - CKA to the final states
+    distance: float | None  # 1 - CKA of the states
     spread: float  # of the most certain states
     pc1: float
     entropy_r2: float | None = None
-    attention: Estimate | None = None  # Jensen-Shannon divergence to the final maps, in bits
+    attention: Estimate | None = None  # of the maps, in bits
     attention_layers: list[float] | None = None
 
 
 @dataclass(frozen=True)
-class Settled(Record):
-    """The step from which each stays where it ends."""
+class Slopes(Record):
+    """Of attention's distance over that of KL, both on log scales."""
 
-    precision: int
-    distance: int
-    spread: int
-    pc1: int
-    entropy_r2: int | None = None
-    attention: int | None = None
+    ratio: float
+    low: float
+    high: float
+    steps: list[int]  # the checkpoints compared
+    # By which both have fallen at the last of them since learning began.
+    attention_factor: float
+    kl_factor: float
+
+    def __post_init__(self) -> None:
+        check_filled(self.steps, "steps")
 
 
 @dataclass(frozen=True)
 class Dissociation(Record):
     checkpoints: list[Checkpoint]
-    settled: Settled
+    references: list[int]  # the late checkpoints to which distances are
     sequences: int
-    kl_when_attention_settled: float | None = None
-    kl_factor_after: float | None = None
+    slopes: Slopes | None = None  # None: no attention, or too little to tell
+    floor: float | None = None  # distance that noise alone would give, in bits
+    decay: str | None = None  # how the learning rate fell
 
     def __post_init__(self) -> None:
         steps = [row.step for row in self.checkpoints]
         if len(steps) < 2 or steps[0] != 0 or steps != sorted(set(steps)):
             raise RecordError("has no checkpoints in order, from that before training")
+        if not self.references or not set(self.references) <= set(steps[1:]):
+            raise RecordError("has references that are not among its checkpoints")
 
 
 @dataclass(frozen=True)
@@ -442,7 +452,7 @@ class Geometry(Document):
     probes: Probes | None = None
     clusters: Clusters | Skipped | None = None
     formation: Formation | Skipped | None = None
-    dissociation: Dissociation | None = None
+    dissociation: Dissociation | Skipped | None = None
     lengths: Lengths | Skipped | None = None
     ablation: Ablation | None = None
     splice: Splice | Skipped | None = None
@@ -459,6 +469,10 @@ class Geometry(Document):
         keys = value.get("keys") if isinstance(value, dict) else None
         if isinstance(keys, dict) and "trained" in keys:
             value = {**value, "keys": _grouped(keys)}
+        former = value.get("dissociation") if isinstance(value, dict) else None
+        if isinstance(former, dict) and "settled" in former:
+            # It set a linear scale against a logarithmic one: nothing of it can be kept.
+            value = {**value, "dissociation": {"reason": FORMER_DISSOCIATION}}
         return super().from_json(value)
 
     @property

@@ -15,7 +15,6 @@ from bwt import models, taps, tasks
 from bwt.geometry import ablation, causal, key_edits
 from bwt.geometry.attention import attention
 from bwt.geometry.clusters import clusters
-from bwt.geometry.dissociation import dissociation
 from bwt.geometry.intervene import edited
 from bwt.geometry.keys import keys
 from bwt.geometry.lengths import lengths
@@ -427,45 +426,6 @@ def test_interchange_moves_the_belief():
     assert row.own.mean > 1 and row.tvd_between.mean > 0.1
     (row,) = causal.interchange(draw(Planted(blind=True)))
     assert row.own.mean == pytest.approx(row.plain.mean)
-
-
-def snapshots(frame_first: bool):
-    """Step -> model: attention (queries and keys) and all else change at different times."""
-    first, final = transformer(), transformer()
-    with torch.no_grad():
-        # Tokens stay, or everything would change with them.
-        first.embed.tokens.copy_(final.embed.tokens)
-        if not frame_first:  # states that do not depend on attention
-            first.blocks[0].attn.proj.weight.zero_(), final.blocks[0].attn.proj.weight.zero_()
-    found = {}
-    for step, (frame, rest) in enumerate([(0, 0), (1, 0), (1, 0.3), (1, 0.6), (1, 0.9), (1, 1)]):
-        model = copy.deepcopy(first)
-        frame, rest = (frame, rest) if frame_first else (rest, frame)
-        with torch.no_grad():
-            for (name, p), q in zip(model.named_parameters(), final.parameters(), strict=True):
-                p.lerp_(q, rest)
-                if name.endswith("qkv.weight"):
-                    start = first.blocks[0].attn.qkv.weight
-                    p[:64] = torch.lerp(start[:64], q[:64], float(frame))
-        found[step] = model
-    return found
-
-
-def test_a_planted_dissociation_is_found_and_its_reverse_is_not():
-    ticks = []
-    models = snapshots(frame_first=True)
-    found = dissociation(draw(models[5]), list(models), models.get, lambda: ticks.append(1))
-    rows = found.checkpoints
-    assert len(ticks) == 6 and found.settled.attention == 1
-    assert rows[0].attention.mean > 0.01
-    assert all(row.attention.mean < 1e-9 for row in rows[1:])
-    assert found.settled.distance > 1 and rows[1].distance > 0.01
-    kl = [row.kl.mean for row in rows]
-    assert found.kl_when_attention_settled == kl[1]
-    assert found.kl_factor_after == pytest.approx(kl[1] / kl[-1])
-    models = snapshots(frame_first=False)
-    found = dissociation(draw(models[5]), list(models), models.get, lambda: None)
-    assert found.settled.attention > found.settled.distance == 1
 
 
 def test_clusters_of_ties_are_not_made_up():

@@ -9,10 +9,11 @@ import scipy.stats
 import torch
 
 from bwt.geometry import clusters, stats
-from bwt.geometry.dissociation import settles, spread
+from bwt.geometry.dissociation import spread
 from bwt.geometry.keys import gaussian_cosine, mean_cosine
 from bwt.geometry.manifold import ordering
 from bwt.geometry.probes import fit
+from bwt.geometry.settling import fieller
 
 
 def normal(*shape):
@@ -64,6 +65,28 @@ def test_the_jackknife_error_of_a_mean_is_its_standard_error():
         errors.append(stats.jackknife(lambda x: x.mean().item(), x).se)
     assert np.mean(errors) == pytest.approx(1 / math.sqrt(320), rel=0.1)
     assert stats.jackknife(lambda x: None, normal(8)) is None
+
+
+def test_the_jackknife_covariance_is_that_of_the_jackknife():
+    x = normal(320, 2) @ normal(2, 2)
+    found = stats.jackknife_covariance(lambda x: x.mean(0), x)
+    for i in range(2):
+        alone = stats.jackknife(lambda x: x.mean().item(), x[:, i])
+        assert found[i, i].item() == pytest.approx(alone.se**2)
+    total = stats.jackknife(lambda x: x.mean().item(), x.sum(1))
+    assert found.sum().item() == pytest.approx(total.se**2)
+
+
+def test_intervals_of_ratios_hold_what_they_should():
+    inside = 0
+    spread = torch.linalg.cholesky(torch.tensor([[1.0, 0.5], [0.5, 2.0]]).double())
+    for _ in range(400):
+        y, x = (torch.tensor([24.0, 12.0]).double() + spread @ normal(2)).tolist()
+        value, low, high = fieller(y, x, spread @ spread.t())
+        assert low < value < high
+        inside += low < 2 < high
+    assert inside > 400 * 0.96  # 2.5 standard errors: 0.9876
+    assert fieller(1.0, 0.1, torch.eye(2)) is None
 
 
 def test_the_error_of_a_ratio_covers_its_scatter():
@@ -203,19 +226,6 @@ def test_silhouette_and_rand_index_by_brute_force():
     expected = one.sum() * two.sum() / len(one)
     want = ((one & two).sum() - expected) / ((one.sum() + two.sum()) / 2 - expected)
     assert clusters.adjusted_rand(groups, other) == pytest.approx(want)
-
-
-@pytest.mark.parametrize(
-    "values,step",
-    [
-        ([10, 5, 2, 1, 0.2, 0], 4),  # within a tenth of 10 from the fourth on
-        ([10, 0.5, 5, 0, 0, 0], 4),  # it left again
-        ([3, 3, 3, 3, 3, 3], 1),
-        ([0, 0, 0, 0, 0, 1], 6),
-    ],
-)
-def test_when_something_settles(values, step):
-    assert settles([1, 2, 3, 4, 5, 6], values) == step
 
 
 def test_spread_of_the_certain():

@@ -67,6 +67,62 @@ class Believing(nn.Module):
         return states.clamp_min(1e-30).log() if self.kind == "probabilities" else states
 
 
+class Maps(Tapped):
+    """Attention on its way: a share `way` of where it began, the rest of where it ends, and noise
+    on its logits. They depend on the query's position and the token looked at."""
+
+    taps = ("weights",)
+
+    def __init__(self, way: float, noise: float = 0.0, seed: int = 0):
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        shape = 2, 2 * TASK.num_symbols, 2 * TASK.num_symbols  # heads, queries, tokens
+        self.ends = [torch.randn(shape, generator=generator) for _ in range(2)]
+        tremor = torch.Generator().manual_seed(1 + seed)
+        self.noise = noise * torch.randn(shape, generator=tremor)
+        self.way = way
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        start, end = (self._weights(x + self.noise, tokens) for x in self.ends)
+        return self.tap("weights", torch.lerp(end, start, self.way))
+
+    def _weights(self, logits: Tensor, tokens: Tensor) -> Tensor:
+        time = tokens.shape[1]
+        seen = logits[:, :time][:, :, tokens].permute(2, 0, 1, 3)  # [B, H, T, T]
+        hidden = torch.ones(time, time, dtype=torch.bool).triu(1)
+        return seen.masked_fill(hidden, -torch.inf).softmax(-1)
+
+
+class Looking(nn.Module):
+    """A block that looks and makes nothing of it."""
+
+    def __init__(self, maps: Maps):
+        super().__init__()
+        self.attn = maps
+
+    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
+        self.attn(tokens)
+        return x
+
+
+class Staged(Tapped):
+    """A checkpoint of which attention and precision are set apart from each other: a share `error`
+    of the prediction is uniform, the rest exact Bayes."""
+
+    def __init__(self, maps: Maps, error: float):
+        super().__init__()
+        self.embed = Seen(TASK.num_symbols)
+        self.blocks = nn.ModuleList([Looking(maps)])
+        self.error = error
+
+    def forward(self, tokens: Tensor, features=None, positions=None) -> Tensor:
+        x = self.blocks[0](self.embed(tokens, features), tokens)
+        possible = 1.0 - x[..., 1 : 1 + TASK.num_symbols].double()
+        exact = possible / possible.sum(-1, keepdim=True).clamp_min(1)
+        mixed = torch.lerp(exact, torch.full_like(exact, 1 / TASK.num_symbols), self.error)
+        return mixed.log() if positions is None else mixed.log()[:, positions]
+
+
 def transformer(task=TASK, **options):
     """With a head that is not zero, as it would be before training."""
     options = {

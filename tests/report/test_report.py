@@ -206,17 +206,56 @@ def test_words_do_not_praise_what_does_not_beat_its_floor():
     assert "NOT better" in overview.headline(evaluation(math.nan, 1.0))
 
 
-def dissociated(factor, steps=(0, 1, 10, 100)):
-    some = Estimate(0.1, 0.01)
-    rows = [records.Checkpoint(step, some, some, 0.1, 0.1, 0.1) for step in steps]
-    settled = records.Settled(precision=100, distance=10, spread=10, pc1=10, attention=10)
-    return records.Dissociation(rows, settled, 8, 0.1, factor)
+def dissociated(ratio, low, high, *, attention=0.1, floor=0.0):
+    some = Estimate(0.001, 0.0001)
+    rows = [
+        records.Checkpoint(
+            step, Estimate(1 / step, 0.01), some, 0.1, 0.1, 0.1, attention=Estimate(attention, 0.01)
+        )
+        for step in (1, 2, 4, 8, 16)
+    ]
+    rows = [replace(rows[0], step=0), *rows[1:]]
+    slopes = records.Slopes(ratio, low, high, [2, 4], attention_factor=30.0, kl_factor=20.0)
+    return records.Dissociation(rows, [8, 16], 8, slopes, floor)
 
 
-def test_words_see_a_dissociation_only_where_there_is_one():
-    assert "another factor of 20" in dissociation.in_words(dissociated(20.0))
-    assert "no dissociation" in dissociation.in_words(dissociated(1.3))
-    assert "Too few" in dissociation.in_words(dissociated(20.0, steps=(0, 1)))
+@pytest.mark.parametrize(
+    "interval,verdict",
+    [
+        ((2.0, 1.3, 2.9), "settles before precision, a dissociation."),
+        ((1.1, 0.8, 1.4), ": no dissociation."),
+        ((1.1, 1.05, 1.15), ": no dissociation."),  # sure, and too little to have a name
+        ((2.0, 0.8, 5.0), "no dissociation is shown, though a ratio of 5 is not ruled out."),
+        ((0.5, 0.3, 0.7), "more slowly than precision, the reverse of a dissociation."),
+        ((0.9, 0.85, 0.95), ": no dissociation."),
+    ],
+)
+def test_words_see_a_dissociation_only_where_there_is_one(interval, verdict):
+    text = dissociation.in_words(dissociated(*interval))
+    assert verdict in text and "by a factor of 30 and the KL by 20" in text
+    assert "noise" not in text
+
+
+def test_words_do_not_call_slow_what_noise_hides():
+    text = dissociation.in_words(dissociated(0.5, 0.3, 0.7, attention=0.02, floor=0.015))
+    assert "reverse" not in text and "lower bound" in text
+
+
+def test_a_dissociation_of_before_is_left_out_with_a_reason(runs, tmp_path, capsys):
+    """It set a linear scale against a logarithmic one; the rest of the file is as good as ever."""
+    run = tmp_path / "run"
+    shutil.copytree(runs / "bijection", run)
+    found = json.loads((run / "geometry.json").read_text())
+    rows = [{**row, "distance": 0.1} for row in found["dissociation"]["checkpoints"]]
+    settled = dict(precision=8, distance=8, spread=8, pc1=8, attention=1)
+    former = dict(checkpoints=rows, settled=settled, sequences=12, kl_factor_after=31.0)
+    (run / "geometry.json").write_text(json.dumps({**found, "dissociation": former}))
+    assert main(["report", str(run)]) == 0
+    text = (run / "report.html").read_text()
+    assert "measured in a way that is no longer used; run bwt geometry again" in text
+    assert "Are the keys orthogonal?" in text and "settle before precision?" not in text
+    assert main(["geometry", str(run), "--sequences", "48", "--json"]) == 0
+    assert json.loads((run / "geometry.json").read_text()) == found
 
 
 def test_words_of_keys_say_which_way():

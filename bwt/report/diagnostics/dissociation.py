@@ -9,6 +9,9 @@ from bwt.report.cards import Card
 from bwt.report.charts import Series
 from bwt.report.diagnostics.shown import Shown
 
+ALIKE = 1.25  # ratios nearer to 1 are not worth a name, however sure
+UNSURE = 2.0  # an upper end of the interval beyond which nothing is ruled out
+
 
 def cards(section: Dissociation) -> list[Card]:
     start, rows = section.checkpoints[0], section.checkpoints[1:]
@@ -17,8 +20,7 @@ def cards(section: Dissociation) -> list[Card]:
             "dissociation",
             "Does attention settle before precision?",
             _shares(start, rows),
-            in_words(section) + " Distances to the final maps and states end at zero by "
-            "definition; that point is left out.",
+            in_words(section) + " Distances are to the last two checkpoints, which are left out.",
             paper.NOTES["dissociation"],
         ),
         Card(
@@ -34,21 +36,21 @@ def cards(section: Dissociation) -> list[Card]:
 
 
 def _shares(start: Checkpoint, rows: list[Checkpoint]) -> str:
-    def share(name: str, value: Callable[[Checkpoint], float], rows: list, color: int) -> Series:
+    def share(name: str, value: Callable[[Checkpoint], float | None], color: int) -> Series:
         first = value(start)
-        shares = [value(row) / first if first > 0 else None for row in rows]
+        values = [value(row) for row in rows]
+        shares = [x / first if first and x is not None else None for x in values]
         return Series(name, [row.step for row in rows], shares, color=color, dots=True)
 
-    series = [share("KL", lambda row: row.kl.mean, rows, 0)]
-    if all(row.attention is not None for row in (start, *rows)):
-        maps = share("attention to final", lambda row: row.attention.mean, rows[:-1], 1)
-        series.append(maps)
-    series.append(share("states to final", lambda row: row.distance, rows[:-1], 2))
+    series = [share("KL", lambda row: row.kl.mean, 0)]
+    if start.attention is not None:
+        series.append(share("attention", lambda row: row.attention and row.attention.mean, 1))
+    series.append(share("states", lambda row: row.distance, 2))
     return charts.lines(
         series,
         "Frame and precision",
         "training step",
-        "share of the value at the start",
+        "share of the value before training",
         log_x=True,
         log_y=True,
     )
@@ -67,32 +69,80 @@ def _unfurling(rows: list[Checkpoint]) -> str:
 
 
 def in_words(section: Dissociation) -> str:
-    settled, last = section.settled, section.checkpoints[-1].step
-    if len(section.checkpoints) < 4:
-        return "Too few checkpoints to say when anything settles."
-    text = ""
-    if settled.attention is not None:
-        factor = section.kl_factor_after
-        text = (
-            "Attention maps stay within a tenth of the way to their final form from step "
-            f"{settled.attention} on (of {last}); the KL is "
-            f"{words.num(section.kl_when_attention_settled)} bits then and "
+    start, rows = section.checkpoints[0], section.checkpoints[1:]
+    end = rows[-1].kl.mean
+    course = f"from {words.num(start.kl.mean)} to {words.num(end)} bits"
+    if start.attention is None:
+        return f"No attention to set against the KL, which goes {course}."
+    if not end < start.kl.mean / 2:
+        return f"Too little was learned to say what settles first: the KL goes {course}."
+    if section.slopes is None:
+        return (
+            f"Too few checkpoints to say what settles first, or too small a fall of the KL "
+            f"({course}): it takes four at which the KL is falling, to a tenth of what it was, and "
+            "still is twice that of the last two. Train on, or with more --evaluations."
         )
-        if factor is not None and factor > 2:
-            text += (
-                f"falls by another factor of {words.num(factor)} while attention goes the last "
-                "tenth. "
-            )
-        else:
-            text += (
-                f"changes by a factor of {words.num(factor)} after that: no dissociation to speak "
-                "of. "
-            )
-    return text + (
-        f"States settle at step {settled.distance}, precision (log KL) at step "
-        f"{settled.precision}. “Settled” depends on the checkpoints there are, which are spaced "
-        "on a log scale."
+    return f"{_verdict(section)}{_noise(section)}{_annealing(section)}"
+
+
+def _verdict(section: Dissociation) -> str:
+    found = section.slopes
+    course = (
+        f"From step {found.steps[0]} to {found.steps[-1]} ({len(found.steps)} checkpoints), on log "
+        f"scales, attention nears its late form {words.num(found.ratio)} times as fast as the KL "
+        f"falls ({words.num(found.low)} to {words.num(found.high)}): "
+    )
+    if found.low > 1 and found.ratio > ALIKE:
+        verdict = "it settles before precision, a dissociation"
+    elif found.high < 1 and found.ratio < 1 / ALIKE and not _at_floor(section):
+        verdict = "it settles more slowly than precision, the reverse of a dissociation"
+    else:
+        verdict = "no dissociation"
+        if found.high > UNSURE:
+            verdict += f" is shown, though a ratio of {words.num(found.high)} is not ruled out"
+    return (
+        f"{course}{verdict}. Since learning began, its distance has fallen by a factor of "
+        f"{words.num(found.attention_factor)} and the KL by {words.num(found.kl_factor)}."
     )
 
 
-SHOWN = Shown("dissociation", "Dissociation", Dissociation, cards, sentences={"training": in_words})
+def _at_floor(section: Dissociation) -> bool:
+    """Whether the maps come as near as their own noise lets them."""
+    last = next(row for row in section.checkpoints if row.step == section.slopes.steps[-1])
+    return last.attention is not None and last.attention.mean <= 2 * (section.floor or 0)
+
+
+def _noise(section: Dissociation) -> str:
+    if not _at_floor(section):
+        return ""
+    return (
+        f" At the end its distance is no more than noise ({words.num(section.floor)} bits), which "
+        "hides what lies below: the ratio is a lower bound."
+    )
+
+
+def _annealing(section: Dissociation) -> str:
+    if section.decay in (None, "none"):
+        return ""
+    return (
+        f" The learning rate was annealed ({section.decay}), which brings everything to rest at "
+        "the end; --decay none shows what settles by itself."
+    )
+
+
+SHOWN = Shown(
+    "dissociation",
+    "Dissociation",
+    Dissociation,
+    cards,
+    sentences={"training": in_words},
+    numbers={
+        "dissociation_ratio": lambda section: section.slopes and section.slopes.ratio,
+        "dissociation_low": lambda section: section.slopes and section.slopes.low,
+        "dissociation_high": lambda section: section.slopes and section.slopes.high,
+    },
+    legend=(
+        "how fast attention nears its late form on a log scale, over how fast the KL falls (1: "
+        "alike, above: attention settles first), with the ends of its interval"
+    ),
+)
