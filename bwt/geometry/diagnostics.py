@@ -18,6 +18,7 @@ from bwt.geometry.examples import examples
 from bwt.geometry.formation import formation
 from bwt.geometry.keys import keys
 from bwt.geometry.lengths import lengths
+from bwt.geometry.lens import lens
 from bwt.geometry.manifold import manifold
 from bwt.geometry.probes import probes
 from bwt.geometry.subject import Subject, has_attention
@@ -63,6 +64,7 @@ LOOKING = (
     Diagnostic("attention", records.Attention, lambda x, bar: attention(x.subject), has_attention),
     Diagnostic("manifold", records.Manifold, lambda x, bar: manifold(x.subject)),
     Diagnostic("probes", records.Probes, lambda x, bar: probes(x.subject, x.untrained)),
+    Diagnostic("lens", records.Lens, lambda x, bar: lens(x.subject, x.untrained)),
     Diagnostic("clusters", records.Clusters, lambda x, bar: clusters(x.subject, x.untrained)),
     Diagnostic("lengths", records.Lengths, _lengths),
     Diagnostic(

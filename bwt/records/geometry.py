@@ -193,6 +193,28 @@ class Probes(Record):
 
 
 @dataclass(frozen=True)
+class LensStage(Record):
+    """Bits of KL from the exact posterior to what is read off one stage."""
+
+    raw: Estimate | None  # by the model's own head; None where it does not fit
+    tuned: Estimate  # by an affine map fitted to the final answer on other sequences
+    untrained: Estimate  # the same map of the untrained model's states
+
+
+@dataclass(frozen=True)
+class Lens(Record):
+    stages: list[str]
+    readings: list[LensStage]
+    model: Estimate  # of the final answer
+    floors: dict[str, Estimate]  # the weakest come first
+    sequences: int  # on which all this is measured
+
+    def __post_init__(self) -> None:
+        check_filled(self.stages, "stages")
+        check_lengths(self, "stages", "readings")
+
+
+@dataclass(frozen=True)
 class ClusterScores(Record):
     clusters: int  # the number of best silhouette
     silhouette: float
@@ -450,6 +472,7 @@ class Geometry(Document):
     attention: Attention | None = None
     manifold: Manifold | None = None
     probes: Probes | None = None
+    lens: Lens | Skipped | None = None
     clusters: Clusters | Skipped | None = None
     formation: Formation | Skipped | None = None
     dissociation: Dissociation | Skipped | None = None

@@ -113,7 +113,7 @@ def test_page_of_a_run(runs, name, capsys):
 @pytest.mark.parametrize("name", RUNS)
 def test_sections_of_geometry(runs, name):
     found = json.loads((runs / name / "geometry.json").read_text())
-    want = {"examples", "manifold", "probes", "clusters", "lengths", "dissociation"}
+    want = {"examples", "manifold", "probes", "lens", "clusters", "lengths", "dissociation"}
     want |= {"keys", "attention", "formation"} if name not in models.MODELS else set()
     want |= {"ablation", "splice"}
     assert ("reason" in found["splice"]) == (name != "hmm")

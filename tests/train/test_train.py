@@ -15,6 +15,7 @@ from bwt import models, tasks, train
 from bwt.progress import Progress
 from bwt.report import reading
 from bwt.runs.checkpoints import load_state, load_weights, write_tensors
+from bwt.runs.config import TrainConfig
 from bwt.runs.directory import RunDirectory
 from bwt.runs.files import RunError, read_json, write_json
 from bwt.runs.loading import build_model
