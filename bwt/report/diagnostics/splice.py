@@ -92,24 +92,27 @@ def in_words(section: Splice) -> str:
         f"At steps {steps} states are exchanged for those of a sequence with the same header and "
         "other observations; the model then reads on in its own. "
     )
-    blocks, one = _share(_of(section, "blocks")), _next(section.one)
-    if blocks is None:
+    blocks, seen = (_next(_of(section, kind)[0].follows) for kind in ("blocks", "input"))
+    if blocks is None or seen is None:
         return text + "Its predictions depend too little on the sequence for that to show."
     text += (
         f"One step later its prediction has gone {words.pm(blocks)} of the way to the other's "
-        "belief, continued, if the outputs of all blocks at the step are exchanged; with nothing "
-        f"but the observation of that step exchanged exact Bayes goes {words.pm(one)}. "
+        "belief, continued, if the outputs of all blocks at the step are exchanged, and "
+        f"{words.pm(seen)} with nothing but the input of that step (exact Bayes: "
+        f"{words.pm(_next(section.one))}). "
     )
-    verdict = "" if section.recurrent else _verdict(blocks, one)
-    return f"{text}{verdict}{_by_layer(section)}".strip()
+    return (
+        f"{text}{'' if section.recurrent else _verdict(blocks, seen)}{_by_layer(section)}".strip()
+    )
 
 
-def _verdict(blocks: Estimate, one: Estimate | None) -> str:
+def _verdict(blocks: Estimate, seen: Estimate) -> str:
     """Of a model that keeps every position: it might look at all of them again."""
-    seen = one.mean if one else 0.0
-    error = math.hypot(blocks.se or 0.0, one.se or 0.0 if one else 0.0)
-    if blocks.mean - seen <= 2 * error:
-        return "So nothing beyond that observation passes: the rest is computed again. "
+    if blocks.mean - seen.mean <= 2 * math.hypot(blocks.se or 0.0, seen.se or 0.0):
+        return (
+            "So no more passes through this position than its observation, as far as can be told: "
+            "the rest is computed again. "
+        )
     if blocks.mean > CARRIED:
         return "So most of the belief passes through this one position: it is carried along. "
     return "So a part of the belief passes through this one position. "
@@ -126,7 +129,10 @@ def _by_layer(section: Splice) -> str:
         ]
         if told:
             found.append(f"with the {KINDS[kind]} exchanged {', '.join(told)}")
-    return f"It has gone {'; '.join(found)}." if found else ""
+    text = f"It has gone {'; '.join(found)}." if found else ""
+    if _of(section, "state"):
+        text += " What the states of the scan leave out is in the windows of the convolutions."
+    return text
 
 
 def _of(section: Splice, *kinds: str) -> list[SplicedPlace]:
@@ -137,17 +143,15 @@ def _next(shares: Sequence[Estimate | None]) -> Estimate | None:
     return shares[NEXT] if len(shares) > NEXT else None
 
 
-def _share(places: Sequence[SplicedPlace]) -> Estimate | None:
-    return _next(places[0].follows) if places else None
-
-
 def _most(places: Sequence[SplicedPlace]) -> SplicedPlace | None:
     known = [x for x in places if _next(x.follows) is not None]
     return max(known, key=lambda x: _next(x.follows).mean, default=None)
 
 
-def _number(share: Estimate | None) -> float | None:
-    return None if share is None else share.mean
+def _number(section: Splice, kind: str) -> float | None:
+    """One step later, with the states of all layers exchanged."""
+    shares = [_next(x.follows) for x in _of(section, kind) if x.layer is None]
+    return shares[0].mean if shares and shares[0] else None
 
 
 SHOWN = Shown(
@@ -158,11 +162,12 @@ SHOWN = Shown(
     command="ablate",
     sentences={"carried": in_words},
     numbers={
-        "carried_next": lambda section: _number(_share(_of(section, "blocks"))),
-        "carried_observation": lambda section: _number(_next(section.one)),
+        "carried_blocks": lambda section: _number(section, "blocks"),
+        "carried_input": lambda section: _number(section, "input"),
+        "carried_state": lambda section: _number(section, "state"),
     },
     legend=(
-        "share of the way to another sequence's belief, one step after the outputs of all blocks "
-        "were exchanged, and that of exact Bayes with only that observation exchanged"
+        "share of the way to another sequence's belief one step after the outputs of all blocks, "
+        "the input alone, or the states of all scans were exchanged for those of it"
     ),
 )
