@@ -1,10 +1,10 @@
 """The logit lens: what the model would answer if it stopped at a stage of its residual stream.
 
 `raw` applies the model's own head to the states of the stage. That may fail because the stage says
-the same thing in other coordinates; so `tuned` has an affine map in front of a softmax, fitted on
-half of the sequences to the model's final answer. All is measured on the other half, beside the
-floors of the task, and beside the same fit to states of the untrained model: what an affine map
-makes of the input by itself.
+the same thing in other coordinates; so `tuned` has an affine map of the normalised states in front
+of a softmax, fitted on half of the sequences to the model's final answer. All is measured on the
+other half, beside the floors of the task, and beside the same fit to states of the untrained model:
+what an affine map makes of the input by itself.
 """
 
 import math
@@ -36,13 +36,16 @@ def lens(subject: Subject, untrained: Subject) -> Lens | Skipped:
     def bits(log_q: Tensor) -> Estimate:
         return _bits(rest, log_q)
 
+    def read(x: Tensor) -> Estimate:
+        return bits(tuned(_normalised(model, x, width), final))
+
     return Lens(
         stages=names,
         readings=[
             LensStage(
                 raw=_raw(model, states[name][half:], rest, width),
-                tuned=bits(tuned(states[name], final)),
-                untrained=bits(tuned(control[name], final)),
+                tuned=read(states[name]),
+                untrained=read(control[name]),
             )
             for name in names
         ],
@@ -63,6 +66,15 @@ def _raw(model: nn.Module, x: Tensor, rest: Subject, width: int) -> Estimate | N
     with torch.no_grad():
         logits = model.head(x, model.embed)
     return _bits(rest, logits.double().log_softmax(-1))
+
+
+def _normalised(model: nn.Module, x: Tensor, width: int) -> Tensor:
+    """As in front of the head, so that the last stage says what the model does."""
+    norm = getattr(model.head, "norm", None)
+    if norm is None or x.shape[-1] != width:
+        return x
+    with torch.no_grad():
+        return norm(x)
 
 
 def tuned(x: Tensor, final: Tensor) -> Tensor:

@@ -74,10 +74,12 @@ def test_a_model_that_answers_nothing_beats_nothing():
 
 
 def test_the_head_is_applied_as_in_the_model():
-    model = transformer(TASK, layers=2, logit_scale=3.0, norm="rms")
-    found = lens(draw(model, sequences=64), draw(transformer(TASK, layers=2), sequences=64))
+    model = transformer(TASK, layers=2, logit_scale=0.5, norm="rms")
+    found = lens(draw(model), draw(transformer(TASK, layers=2)))
     assert found.stages[-1] == "blocks.1"
     assert found.readings[-1].raw.mean == pytest.approx(found.model.mean, rel=1e-5)
+    # The norm in front of the head is in front of the fitted map, too.
+    assert found.readings[-1].tuned.mean == pytest.approx(found.model.mean, rel=0.02)
     assert found.readings[0].raw.mean != pytest.approx(found.model.mean, rel=1e-2)
     assert Lens.from_json(plain(found)) == found
 
