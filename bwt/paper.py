@@ -80,6 +80,7 @@ LENGTHS: dict[str, dict[int, str]] = {
 GEOMETRY: dict[str, str] = {
     "key_cosine": "0.052 (random 0.082); neither vectors nor positions stated",
     "attention_entropy_last": "85-90% below the first layer's",
+    "attention_entropy_fall": "0.85-0.90",
     "pc1": "84-90% (bijection)",
     "clusters": "5, by eye (states of Mamba, HMM)",
     "layer_least": "> 10 for any layer",

@@ -3,12 +3,13 @@
 import torch
 from torch import Tensor
 
-from bwt.geometry.stats import estimates
+from bwt.geometry.stats import estimates, ratio
 from bwt.geometry.subject import Subject
+from bwt.records.estimates import Estimate
 from bwt.records.geometry import Attention, AttentionLayer
 
 
-def attention(subject: Subject) -> Attention:
+def attention(subject: Subject, untrained: Subject | None = None) -> Attention:
     trace = subject.look(
         "blocks.*.attn.weights", "blocks.*.attn.entropy", "blocks.*.attn.q", "blocks.*.attn.k"
     )
@@ -25,13 +26,33 @@ def attention(subject: Subject) -> Attention:
     uniform = {
         name: (mask.sum(-1) / visible).mean(-1).mean().item() for name, mask in masks.items()
     }
+    entropy = layer_entropy(subject)
+    control = None if untrained is None else layer_entropy(untrained)
     return Attention(
         layers=layers,
         uniform_mass=uniform,
         uniform_entropy=visible.log2().mean().item(),
         meaning=subject.task.meanings,
         sequences=len(subject.batch.tokens),
+        entropy=estimates(entropy),
+        untrained_entropy=None if control is None else estimates(control),
+        fall=fall(entropy),
+        untrained_fall=None if control is None else fall(control),
     )
+
+
+def layer_entropy(subject: Subject) -> Tensor:
+    """[B, layers] bits, mean over heads and steps."""
+    trace = subject.look("blocks.*.attn.entropy")
+    layers = [trace[f"blocks.{i}.attn.entropy"] for i in range(len(trace))]
+    return torch.stack([x.double().mean((1, 2)) for x in layers], 1)
+
+
+def fall(entropy: Tensor) -> Estimate | None:
+    """The share of the first layer's entropy that the last one has lost, of [B, layers]; None if
+    there is none to lose."""
+    left = ratio(entropy[:, -1], entropy[:, 0])
+    return None if left is None else Estimate(1 - left.mean, left.se)
 
 
 def _layer(captured: dict[str, Tensor], masks: dict[str, Tensor]) -> AttentionLayer:

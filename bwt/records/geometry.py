@@ -105,9 +105,17 @@ class Attention(Record):
     uniform_entropy: float
     meaning: dict[str, str]  # of each role, in words
     sequences: int
+    # Entropy in bits by layer, mean over heads; the share of it that is gone in the last layer.
+    entropy: Estimates | None = None
+    untrained_entropy: Estimates | None = None
+    fall: Estimate | None = None
+    untrained_fall: Estimate | None = None
 
     def __post_init__(self) -> None:
         check_filled(self.layers, "layers")
+        for curve in (self.entropy, self.untrained_entropy):
+            if curve is not None and len(curve) != len(self.layers):
+                raise RecordError("has another number of layers for the entropy")
         check_names(self.meaning, self.uniform_mass, "the meaning of")
         check_names(self.uniform_mass, ("irrelevant",), "the role")
         for layer in self.layers:

@@ -1,6 +1,7 @@
 """Where attention goes, and how sharply."""
 
 from bwt import paper
+from bwt.records.estimates import Estimate
 from bwt.records.geometry import Attention
 from bwt.report import charts, words
 from bwt.report.cards import Card
@@ -29,6 +30,7 @@ def cards(section: Attention) -> list[Card]:
         ),
         _mass(section),
         *_mass_by_step(section),
+        *([_entropy_by_layer(section)] if section.entropy else []),
     ]
 
 
@@ -118,16 +120,66 @@ def heads_in_words(section: Attention) -> str:
     )
 
 
-def entropy_in_words(section: Attention) -> str:
-    layers = [words.mean(layer.entropy.mean) for layer in section.layers]
-    text = f"Attention that looks everywhere alike has {words.num(section.uniform_entropy)} bits. "
-    if len(layers) == 1:
-        return text + f"The only layer has {words.num(layers[0])} bits (mean over heads)."
-    change = f" ({100 * (layers[-1] / layers[0] - 1):+.0f} %)" if layers[0] > 0 else ""
-    return text + (
-        f"The mean over heads is {words.num(layers[0])} bits in the first layer and "
-        f"{words.num(layers[-1])} in the last{change}."
+def _entropy_by_layer(section: Attention) -> Card:
+    layers = list(range(len(section.layers)))
+    sharpest = [min(layer.entropy.mean) for layer in section.layers]
+    series = [
+        Series("mean of heads", layers, section.entropy.mean, section.entropy.se, dots=True),
+        Series("sharpest head", layers, sharpest, color=1, dots=True),
+        Series("uniform", layers, [section.uniform_entropy] * len(layers), color=2, dashed=True),
+    ]
+    if section.untrained_entropy is not None:
+        bits = section.untrained_entropy
+        series.append(Series("untrained", layers, bits.mean, bits.se, color=3, dashed=True))
+    picture = charts.lines(
+        series,
+        "Attention entropy by layer",
+        "layer",
+        "entropy / bits",
+        names=list(map(str, layers)),
+        zero=True,
     )
+    reading, note = entropy_in_words(section), paper.NOTES["attention"]
+    return Card("attention-entropy", "How sharp attention is", picture, reading, note)
+
+
+def entropy_in_words(section: Attention) -> str:
+    means = [words.mean(layer.entropy.mean) for layer in section.layers]
+    text = f"Attention that looks everywhere alike has {words.num(section.uniform_entropy)} bits. "
+    if len(means) == 1:
+        return text + f"The only layer has {words.num(means[0])} bits (mean over heads)."
+    return text + (
+        f"The mean over heads is {words.num(means[0])} bits in the first layer and "
+        f"{words.num(means[-1])} in the last{_change(section, means)}. The sharpest head, "
+        f"{_sharpest(section)}."
+    )
+
+
+def _change(section: Attention, means: list[float]) -> str:
+    """From the first layer to the last, in percent."""
+    if section.fall is None:
+        return f" ({100 * (means[-1] / means[0] - 1):+.0f} %)" if means[0] > 0 else ""
+    text = f": it falls by {_percent(section.fall)}"
+    if section.fall.mean < 0:
+        text = f": it rises by {_percent(Estimate(-section.fall.mean, section.fall.se))}"
+    if section.untrained_fall is not None:
+        text += f" (falls by {_percent(section.untrained_fall)} in the untrained model)"
+    return text
+
+
+def _percent(x: Estimate) -> str:
+    error = f" ± {100 * x.se:.1g}" if words.known(x.se) else ""
+    return f"{100 * x.mean:.3g}{error} %"
+
+
+def _sharpest(section: Attention) -> str:
+    heads = [
+        (bits, i, j)
+        for i, layer in enumerate(section.layers)
+        for j, bits in enumerate(layer.entropy.mean)
+    ]
+    bits, layer, head = min(heads)
+    return f"head {head} of layer {layer}, has {words.num(bits)} bits"
 
 
 SHOWN = Shown(
@@ -139,6 +191,10 @@ SHOWN = Shown(
     numbers={
         "attention_entropy_first": lambda section: words.mean(section.layers[0].entropy.mean),
         "attention_entropy_last": lambda section: words.mean(section.layers[-1].entropy.mean),
+        "attention_entropy_fall": lambda section: section.fall and section.fall.mean,
     },
-    legend="attention entropy in bits",
+    legend=(
+        "attention entropy in bits in the first and the last layer, and the share of it that is "
+        "lost between them"
+    ),
 )
