@@ -61,8 +61,13 @@ def _lengths(x: Opened, bar: Bar) -> Record:
 LOOKING = (
     Diagnostic("examples", records.Examples, lambda x, bar: examples(x.subject)),
     Diagnostic("keys", records.Keys, lambda x, bar: keys(x.subject, x.untrained), has_attention),
-    Diagnostic("attention", records.Attention, lambda x, bar: attention(x.subject), has_attention),
-    Diagnostic("manifold", records.Manifold, lambda x, bar: manifold(x.subject)),
+    Diagnostic(
+        "attention",
+        records.Attention,
+        lambda x, bar: attention(x.subject, x.untrained),
+        has_attention,
+    ),
+    Diagnostic("manifold", records.Manifold, lambda x, bar: manifold(x.subject, x.untrained)),
     Diagnostic("probes", records.Probes, lambda x, bar: probes(x.subject, x.untrained)),
     Diagnostic("lens", records.Lens, lambda x, bar: lens(x.subject, x.untrained)),
     Diagnostic("clusters", records.Clusters, lambda x, bar: clusters(x.subject, x.untrained)),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from bwt.geometry import stats
+from bwt.geometry.alignment import alignments
 from bwt.geometry.probes import fit
 from bwt.geometry.subject import Subject, blocks, has_attention, is_residual
 from bwt.records.geometry import Cloud, Manifold, Ordering, Points
@@ -19,7 +20,7 @@ COMPONENTS = 10  # whose variance is listed
 POINTS = 600  # kept for the figure
 
 
-def manifold(subject: Subject) -> Manifold:
+def manifold(subject: Subject, untrained: Subject) -> Manifold:
     names = _clouds(subject)
     trace = subject.look(*names.values())
     clouds = {label: trace[name] for label, name in names.items()}
@@ -28,6 +29,7 @@ def manifold(subject: Subject) -> Manifold:
         clouds={label: _cloud(x, subject.entropy) for label, x in clouds.items()},
         points={label: _points(x, subject.entropy) for label, x in clouds.items()},
         sequences=len(subject.batch.tokens),
+        alignment=alignments(subject, untrained, names),
     )
 
 

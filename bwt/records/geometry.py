@@ -157,11 +157,33 @@ class Points(Record):
 
 
 @dataclass(frozen=True)
+class Alignment(Record):
+    """Is the posterior entropy encoded along the first principal component? With the position held
+    fixed where the entropy varies then; directions are found on half of the sequences, and all
+    else is measured on the other half."""
+
+    # |cos| with the first component: of the direction in which states move with the entropy, of
+    # the same with the labels of other sequences, and of a random direction.
+    cosine: Estimate
+    shuffled: float
+    random: float
+    plane: float  # length of the direction's projection on the first two components
+    share: float  # of the variance along the direction
+    first_share: float  # and along the first component
+    first_r2: float  # entropy from the first component
+    best_r2: float  # and from the best direction
+    untrained_cosine: float | None = None
+    untrained_best_r2: float | None = None
+
+
+@dataclass(frozen=True)
 class Manifold(Record):
     entropy_varies_within_position: bool
     clouds: dict[str, Cloud]  # by what is captured, from the input to the head
     points: dict[str, Points]
     sequences: int
+    # By what is captured, and "values i" of attention; those that hold nothing are left out.
+    alignment: dict[str, Alignment] | None = None
 
     def __post_init__(self) -> None:
         check_filled(self.clouds, "clouds")

@@ -258,7 +258,7 @@ def test_probes_read_what_is_planted_and_nothing_before_it_is_there():
 
 
 def test_manifold_says_when_position_and_entropy_cannot_be_told_apart():
-    found = manifold(draw(Planted()))
+    found = manifold(draw(Planted()), draw(Planted()))
     cloud = found.clouds["residual 0"]
     assert not found.entropy_varies_within_position
     assert cloud.first.r2.mean > 0.9 and cloud.first.r2_within is None
@@ -267,7 +267,7 @@ def test_manifold_says_when_position_and_entropy_cannot_be_told_apart():
 
 
 def test_manifold_within_position_where_entropy_varies():
-    found = manifold(draw(transformer(REPEATING), REPEATING))
+    found = manifold(*(draw(transformer(REPEATING), REPEATING) for _ in range(2)))
     assert found.entropy_varies_within_position
     assert list(found.clouds) == ["attention 0", "residual 0"]
     assert 0 <= found.clouds["residual 0"].fitted.r2_within.mean <= 1

@@ -1,8 +1,10 @@
 """Do states lie on a curve, and is the curve ordered by uncertainty?"""
 
+from collections.abc import Iterable
+
 from bwt import paper
 from bwt.records.estimates import Estimate
-from bwt.records.geometry import Cloud, Manifold
+from bwt.records.geometry import Alignment, Cloud, Manifold
 from bwt.report import charts, words
 from bwt.report.cards import Card, table
 from bwt.report.diagnostics.shown import Shown
@@ -11,7 +13,7 @@ from bwt.report.diagnostics.shown import Shown
 def cards(section: Manifold) -> list[Card]:
     last = list(section.clouds)[-2:]
     planes = [draw(section, label) for label in last for draw in (_by_entropy, _by_step)]
-    return [*planes, _table(section)]
+    return [*planes, _table(section), *([_alignment(section)] if section.alignment else [])]
 
 
 def _by_entropy(section: Manifold, label: str) -> Card:
@@ -70,6 +72,48 @@ def _table(section: Manifold) -> Card:
     return Card("manifold", "States and uncertainty", table(head, rows), reading, wide=True)
 
 
+def _alignment(section: Manifold) -> Card:
+    head = ["", "|cos| with PC1", "shuffled", "random", "untrained", "in PC1+2"]
+    head += ["variance along it", "along PC1", "R² PC1", "R² best", "untrained"]
+    rows = [
+        [
+            label,
+            words.pm(x.cosine),
+            words.num(x.shuffled),
+            words.num(x.random),
+            words.num(x.untrained_cosine),
+            words.num(x.plane),
+            words.percent(x.share),
+            words.percent(x.first_share),
+            words.num(x.first_r2),
+            words.num(x.best_r2),
+            words.num(x.untrained_best_r2),
+        ]
+        for label, x in section.alignment.items()
+    ]
+    picture, reading = table(head, rows), alignment_in_words(section)
+    return Card("alignment", "Is uncertainty what states vary in?", picture, reading, wide=True)
+
+
+def alignment_in_words(section: Manifold) -> str:
+    """Of the last attention's output, or the last states."""
+    if not section.alignment:
+        return ""
+    label = _last_label(section.alignment)
+    x, held = section.alignment[label], section.entropy_varies_within_position
+    text = (
+        f"In {label}{', with the position held fixed,' if held else ''} the direction in which "
+        f"states move with the posterior entropy has |cos| {words.pm(x.cosine)} with the first "
+        f"component (with labels of other sequences {words.num(x.shuffled)}, a random direction "
+        f"{words.num(x.random)}) and {words.percent(x.share)} of the variance; the first component "
+        f"has {words.percent(x.first_share)}. That one gives the entropy with R² "
+        f"{words.num(x.first_r2)}, the best direction with {words.num(x.best_r2)}"
+    )
+    if x.untrained_best_r2 is not None:
+        text += f" (untrained: {words.num(x.untrained_best_r2)})"
+    return text + "."
+
+
 def in_words(section: Manifold, label: str) -> str:
     cloud = section.clouds[label]
     text = (
@@ -94,9 +138,17 @@ def _dimensions(x: float) -> str:
 
 
 def _last(section: Manifold) -> Cloud:
+    return section.clouds[_last_label(section.clouds)]
+
+
+def _aligned(section: Manifold) -> Alignment | None:
+    return section.alignment[_last_label(section.alignment)] if section.alignment else None
+
+
+def _last_label(labels: Iterable[str]) -> str:
     """The last attention's output, or the last states of a model without attention."""
-    labels = list(section.clouds)
-    return section.clouds[([x for x in labels if x.startswith("attention")] or labels)[-1]]
+    labels = list(labels)
+    return ([x for x in labels if x.startswith("attention")] or labels)[-1]
 
 
 def _mean(x: Estimate | None) -> float | None:
@@ -108,15 +160,23 @@ SHOWN = Shown(
     "States",
     Manifold,
     cards,
-    sentences={"states": lambda section: in_words(section, list(section.clouds)[-1])},
+    sentences={
+        "states": lambda section: in_words(section, list(section.clouds)[-1]),
+        "alignment": alignment_in_words,
+    },
     numbers={
         "pc1": lambda section: _last(section).share[0],
         "entropy_r2": lambda section: _mean(_last(section).first.r2),
         "entropy_r2_within": lambda section: _mean(_last(section).first.r2_within),
+        "entropy_cosine": lambda section: (x := _aligned(section)) and x.cosine.mean,
+        "entropy_cosine_shuffled": lambda section: (x := _aligned(section)) and x.shuffled,
+        "entropy_best_r2": lambda section: (x := _aligned(section)) and x.best_r2,
     },
     legend=(
         "share of the first component of the last attention's output, and its R2 with the exact "
         "entropy, over all states and within a position (without repeated keys the entropy of a "
-        "bijection is a function of the position: there is nothing within)"
+        "bijection is a function of the position: there is nothing within); |cos| of the first "
+        "component and the direction in which states move with the entropy, the same with labels "
+        "of other sequences, and R2 of the entropy from the best direction"
     ),
 )
