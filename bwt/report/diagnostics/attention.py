@@ -159,12 +159,16 @@ def _change(section: Attention, means: list[float]) -> str:
     """From the first layer to the last, in percent."""
     if section.fall is None:
         return f" ({100 * (means[-1] / means[0] - 1):+.0f} %)" if means[0] > 0 else ""
-    text = f": it falls by {_percent(section.fall)}"
-    if section.fall.mean < 0:
-        text = f": it rises by {_percent(Estimate(-section.fall.mean, section.fall.se))}"
+    text = f": it {_moves(section.fall)}"
     if section.untrained_fall is not None:
-        text += f" (falls by {_percent(section.untrained_fall)} in the untrained model)"
+        text += f" (untrained: {_moves(section.untrained_fall)})"
     return text
+
+
+def _moves(fall: Estimate) -> str:
+    if fall.mean < 0:
+        return f"rises by {_percent(Estimate(-fall.mean, fall.se))}"
+    return f"falls by {_percent(fall)}"
 
 
 def _percent(x: Estimate) -> str:
