@@ -13,8 +13,8 @@ from bwt.reproduce.plan import Planned
 from bwt.reproduce.scales import Scale
 from bwt.reproduce.studies import Study, Variant
 from bwt.runs import environment
-from bwt.runs.files import read_former
-from bwt.sweep.cells import CIRCUMSTANCES
+from bwt.runs.files import RunError, read_former
+from bwt.sweep.cells import CIRCUMSTANCES, completed
 from bwt.sweep.sweep import Sweep
 
 
@@ -201,8 +201,12 @@ class Reproduction:
 
 
 def same_run(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two configurations are of one run; an option that one does not know is no option."""
-    return all(one[name] == other[name] for name in one.keys() & other.keys() - CIRCUMSTANCES)
+    """Whether two configurations are of one run."""
+    try:
+        one, other = completed(one), completed(other)
+    except RunError:
+        return False
+    return all(one[name] == other[name] for name in one.keys() - CIRCUMSTANCES)
 
 
 def _beyond(kl: dict[float, list[float]], started: tuple[float, ...]) -> tuple[float, ...]:

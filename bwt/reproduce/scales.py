@@ -46,13 +46,13 @@ WORKSTATION = Scale(
     "quick",
     seeds=5,
     studies=(
-        studies.paper_size(steps=2400),
+        studies.paper_size(steps=2400, hmm_steps=2000),
         studies.architecture(
             bijection={**PLATEAU, "steps": 12_000},
             hmm={**PLATEAU, "steps": 8000, "targets": "posterior"},
             recall={**PLATEAU, "steps": 12_500},
         ),
-        studies.lookup(steps=12_000),
+        studies.lookup(steps=5000),
         studies.freezing(steps=3000, at=(300, 1000)),
         studies.keys(steps=3000),
         studies.feed_forward(steps=3000, hmm_steps=2000),

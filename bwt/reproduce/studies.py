@@ -280,7 +280,7 @@ def recall(steps: int) -> Study:
     )
 
 
-def paper_size(steps: int) -> Study:
+def paper_size(steps: int, hmm_steps: int) -> Study:
     """Models of the paper's size, on a budget that a CPU can afford."""
     shared = {
         "optimizer": "muon",
@@ -293,7 +293,7 @@ def paper_size(steps: int) -> Study:
         "steps": steps,
         "evaluations": 20,
     }
-    hmm = {**shared, "targets": "posterior", "logit_scale": 1.0}
+    hmm = {**shared, "targets": "posterior", "logit_scale": 1.0, "steps": hmm_steps}
     shifted = {"token_shift": "input"}
     block = {"token_shift": "block", "positions": "none"}
     return Study(

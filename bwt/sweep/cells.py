@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bwt import models, tasks
+from bwt import options as option_values
 from bwt.records.estimates import Estimate
 from bwt.records.evaluation import Evaluations
 from bwt.runs.config import TrainConfig
@@ -75,11 +76,12 @@ class Cell:
         return rows[-1].step / self.config.steps if rows else 0.0
 
     def _check(self) -> None:
-        present, wanted = RunDirectory.open(self.path).read_config(), self.config.to_json()
+        present = completed(RunDirectory.open(self.path).read_config())
+        wanted = self.config.to_json()
         for name in wanted.keys() - CIRCUMSTANCES:
-            if present.get(name) != wanted[name]:
+            if present[name] != wanted[name]:
                 raise RunError(
-                    f"{self.path} is another run: its {name} is {present.get(name)!r}, "
+                    f"{self.path} is another run: its {name} is {present[name]!r}, "
                     f"not {wanted[name]!r}"
                 )
 
@@ -107,6 +109,27 @@ class Command:
 
     def progress(self) -> float:
         return 0.0
+
+
+def completed(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration as it would be written now: an option that did not exist at its time has its
+    default.
+
+    Raises:
+        RunError: it is none, of this bwt.
+    """
+    try:
+        read = TrainConfig.from_json(config)
+        task = tasks.get(read.task, **read.task_options)
+        model = option_values.build(
+            models.options_class(read.model), read.model_options, f"model {read.model}"
+        )
+    except ValueError as error:
+        raise RunError(f"its configuration does not fit: {error}") from error
+    whole = dataclasses.replace(
+        read, task_options=task.options(), model_options=dataclasses.asdict(model)
+    )
+    return whole.to_json()
 
 
 def grid(choices: dict[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
