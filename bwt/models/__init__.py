@@ -89,7 +89,11 @@ def match_parameters(name: str, task, target: int, **options: Any) -> dict[str, 
     """The options with which model `name` has `target` parameters on this task, within 1%.
 
     The width is the largest that does not exceed the target; the rest goes to the model's second
-    size (hidden units or embedding), which has finer steps.
+    size (hidden units or embedding), which has finer steps. A model that has none (attention only)
+    takes the nearest width.
+
+    Raises:
+        ValueError: no size comes that near.
     """
     fine = options_class(name).SECOND_SIZE
 
@@ -102,13 +106,17 @@ def match_parameters(name: str, task, target: int, **options: Any) -> dict[str, 
         raise ValueError(f"{name} cannot be as small as {target:,} parameters")
     width = step * _largest(lambda n: count(width=step * n) <= target, 1)
     default = build_size(name, width, options)
-    size = _largest(lambda n: count(width=width, **{fine: n}) <= target, default)
     # The last step may overshoot by less than it falls short.
-    best = min((size, size + 1), key=lambda n: abs(count(width=width, **{fine: n}) - target))
-    reached = count(width=width, **{fine: best})
+    if count(width=width, **{fine: default}) == count(width=width, **{fine: default + 1}):
+        choices = [dict(width=width), dict(width=width + step)]
+    else:
+        size = _largest(lambda n: count(width=width, **{fine: n}) <= target, default)
+        choices = [{"width": width, fine: n} for n in (size, size + 1)]
+    best = min(choices, key=lambda sizes: abs(count(**sizes) - target))
+    reached = count(**best)
     if abs(reached - target) > 0.01 * target:
         raise ValueError(f"{name} has {reached:,} parameters at best, wanted {target:,} within 1%")
-    return {**options, "width": width, fine: best}
+    return {**options, **best}
 
 
 def build_size(name: str, width: int, options: dict[str, Any]) -> int:

@@ -141,6 +141,7 @@ class Model(Tapped):
 
     @property
     def num_parameters(self) -> int:
+        """Those that are not trained are counted, too."""
         return sum(p.numel() for p in self.parameters())
 
 

@@ -31,6 +31,12 @@ class Options:
     heads: int = option(2, "attention heads in each block", minimum=1)
     width: int = option(64, "of the residual stream, a multiple of heads", minimum=1)
     hidden: int = option(0, "units of each MLP; 0: 4 x width")
+    mlp: str = option(
+        "all",
+        "which blocks have an MLP: all, none (attention only), the last (at the readout); frozen: "
+        "all have one that keeps its random weights",
+        ("all", "none", "last", "frozen"),
+    )
     norm: str = option("rms", "rms has a gain; layer has none and is cheaper", ("rms", "layer"))
     positions: str = option(
         "learned", "how positions are told apart", ("learned", "rotary", "none")
@@ -125,13 +131,18 @@ class Attention(Tapped):
 class Block(Tapped):
     taps = ("mid",)  # the residual stream between attention and MLP
 
-    def __init__(self, options: Options):
+    def __init__(self, options: Options, last: bool):
         super().__init__()
         gain = depth_gain(2 * options.layers)
         self.norm_attn = NORMS[options.norm](options.width)
         self.attn = Attention(options, gain)
-        self.norm_mlp = NORMS[options.norm](options.width)
-        self.mlp = MLP(options.width, options.second_size, gain)
+        self.norm_mlp = self.mlp = None
+        if options.mlp in ("all", "frozen") or (options.mlp == "last" and last):
+            self.norm_mlp = NORMS[options.norm](options.width)
+            self.mlp = MLP(options.width, options.second_size, gain)
+        if options.mlp == "frozen":
+            self.norm_mlp.requires_grad_(False)
+            self.mlp.requires_grad_(False)
         shift = options.token_shift == "block"
         self.mix = shift_mix(options.width, options.shift_span) if shift else None
 
@@ -140,7 +151,7 @@ class Block(Tapped):
         if self.mix is not None:
             y = shifted(y, self.mix)
         x = self.tap("mid", at(x, positions) + self.attn(y, positions))
-        return x + self.mlp(self.norm_mlp(x))
+        return x if self.mlp is None else x + self.mlp(self.norm_mlp(x))
 
 
 class Model(Base):
@@ -158,7 +169,9 @@ class Model(Base):
             table=options.position_table,
             shift=options.shift_span if options.token_shift == "input" else 0,
         )
-        self.blocks = nn.ModuleList(Block(options) for _ in range(options.layers))
+        self.blocks = nn.ModuleList(
+            Block(options, last=i == options.layers - 1) for i in range(options.layers)
+        )
         self.head = Head(
             shape, options.width, options.norm, tied=options.tied, scale=options.logit_scale
         )

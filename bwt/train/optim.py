@@ -62,7 +62,8 @@ class Muon(torch.optim.Optimizer):
 
 
 class Optimizer:
-    """One or two torch optimizers behind a common learning-rate factor."""
+    """One or two torch optimizers behind a common learning-rate factor, for those parameters of
+    the model that want a gradient."""
 
     def __init__(
         self,
@@ -74,7 +75,7 @@ class Optimizer:
         betas: tuple[float, float],
         weight_decay: float,
     ):
-        named = dict(model.named_parameters())
+        named = {key: p for key, p in model.named_parameters() if p.requires_grad}
         matrices = {
             key: p
             for key, p in named.items()

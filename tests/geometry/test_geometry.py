@@ -321,6 +321,20 @@ def test_the_mean_of_equal_sequences_changes_nothing():
             torch.testing.assert_close(same.predict(), plain, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("mlp,layers", [("none", set()), ("last", {1}), ("frozen", {0, 1})])
+def test_an_mlp_is_taken_out_where_there_is_one(mlp, layers):
+    model = transformer(layers=2, mlp=mlp)
+    assert {u.layer for u in ablation.units(model) if u.part == "mlp"} == layers
+    assert {u.layer for u in ablation.units(model) if u.part == "attn"} == {0, 1}
+    subject = draw(model)
+    trace = subject.look("blocks.*.mid", "blocks.*")
+    for i in (0, 1):
+        same = torch.equal(trace[f"blocks.{i}.mid"], trace[f"blocks.{i}"])
+        assert same == (i not in layers)
+    rows = ablation.ablate_parts(subject)
+    assert len(rows) == len(ablation.MODES) * len(list(ablation.units(model)))
+
+
 def test_an_edit_of_nothing_is_refused_and_an_error_restores_the_model():
     model = transformer()
     complaint = r"no module 'blocks\.7'; there are .*blocks\.0"

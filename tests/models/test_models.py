@@ -21,6 +21,9 @@ VARIANTS = {
     ),
     "collapsed": ("transformer", dict(keys="collapsed", positions="rotary")),
     "orthogonal": ("transformer", dict(keys="orthogonal")),
+    "attention-only": ("transformer", dict(mlp="none")),
+    "mlp-last": ("transformer", dict(mlp="last", norm="layer", layers=3)),
+    "mlp-frozen": ("transformer", dict(mlp="frozen")),
     "mamba": ("mamba", dict(state=3)),
     "lstm": ("lstm", dict(layers=2, embed=12)),
     "prefix": ("mlp", {}),
@@ -59,7 +62,10 @@ def test_gradient_reaches_every_parameter(variant):
     model, (tokens, features) = build(variant), inputs(batch=32)
     model(tokens, features).square().sum().backward()
     for name, p in model.named_parameters():
-        assert p.grad is not None and p.grad.abs().sum() > 0, name
+        if variant == "mlp-frozen" and "mlp" in name:
+            assert p.grad is None, name
+        else:
+            assert p.grad is not None and p.grad.abs().sum() > 0, name
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -75,7 +81,7 @@ def test_bf16_autocast(variant):
     error, eps = (logits - exact).abs().max(), torch.finfo(torch.bfloat16).eps
     assert 0 < error < 16 * eps * exact.abs().max().clamp_min(1)
     logits.float().square().sum().backward()
-    assert all(p.grad.isfinite().all() for p in model.parameters())
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.requires_grad)
 
 
 def numpy_transformer(state, tokens, features, heads, eps=1e-6):
@@ -211,6 +217,45 @@ def test_a_longer_table_of_positions_reads_longer_sequences():
         longer(torch.cat([twice, tokens], 1), features)
 
 
+@pytest.mark.parametrize("mlp,blocks", [("none", []), ("last", [2]), ("frozen", [0, 1, 2])])
+def test_blocks_without_an_mlp_are_those_whose_mlp_adds_nothing(mlp, blocks):
+    sizes = dict(layers=3, width=16)
+    full = perturbed(models.build("transformer", **SHAPE, **sizes))
+    some = models.build("transformer", **SHAPE, **sizes, mlp=mlp).double()
+    own = [i for i, block in enumerate(some.blocks) if block.mlp is not None]
+    assert own == blocks
+    names = set(some.state_dict())
+    some.load_state_dict({name: p for name, p in full.state_dict().items() if name in names})
+    with torch.no_grad():
+        for i in set(range(3)) - set(blocks):
+            full.blocks[i].mlp.down.weight.zero_(), full.blocks[i].mlp.down.bias.zero_()
+    tokens, features = inputs()
+    assert torch.equal(some(tokens, features), full(tokens, features))
+    one = sum(p.numel() for name, p in full.blocks[0].named_parameters() if "mlp" in name)
+    assert some.num_parameters == full.num_parameters - (3 - len(blocks)) * one
+
+
+def test_a_gradient_passes_through_frozen_mlps():
+    """It is not that of a model whose MLPs are cut off."""
+    torch.manual_seed(0)
+    frozen, (tokens, features) = build("mlp-frozen"), inputs()
+    free = perturbed(models.build("transformer", **SHAPE, width=16))
+    free.load_state_dict(frozen.state_dict())
+    for model in (frozen, free):
+        model(tokens, features).square().sum().backward()
+    for (name, p), q in zip(frozen.named_parameters(), free.parameters(), strict=True):
+        assert p.grad is None if "mlp" in name else torch.equal(p.grad, q.grad), name
+
+
+def test_attention_alone_is_matched_by_its_width():
+    task = tasks.get("bijection", num_symbols=8)
+    found = models.match_parameters("transformer", task, 100_000, heads=1, mlp="none")
+    count = models.build_for(task, "transformer", **found).num_parameters
+    assert abs(count - 100_000) <= 1000 and "hidden" not in found
+    with pytest.raises(ValueError, match="parameters at best, wanted 100,000 within 1%"):
+        models.match_parameters("transformer", task, 100_000, heads=64, mlp="none")
+
+
 def test_the_papers_size():
     """2,677,440 with the authors' table of 38 positions; this task has 37."""
     sizes = dict(layers=6, heads=6, width=192, tied=True)
@@ -224,11 +269,12 @@ def test_the_papers_size():
     [
         ("transformer", dict(heads=4)),
         ("transformer", dict(keys="orthogonal")),
+        ("transformer", dict(mlp="last")),
         ("mamba", {}),
         ("lstm", dict(layers=2)),
         ("mlp", {}),
-    ]
-    + [("mlp", dict(context="position", layers=3))],
+        ("mlp", dict(context="position", layers=3)),
+    ],
 )
 def test_match_parameters(name, options, target):
     task = tasks.get("bijection", num_symbols=8)

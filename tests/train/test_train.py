@@ -31,6 +31,12 @@ VARIANTS = {
     "orthogonal-keys": dict(
         model_options={**SMALL.model_options, "keys": "orthogonal"}, optimizer="muon"
     ),
+    "frozen-mlps": dict(
+        model_options={**SMALL.model_options, "mlp": "frozen", "norm": "rms"},
+        optimizer="muon",
+        weight_decay=0.1,
+        average=0.75,
+    ),
 }
 
 
@@ -102,12 +108,27 @@ def test_a_preset_has_options_of_the_task_that_a_user_can_change():
     assert not tasks.get("bijection").replacement
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_frozen_mlps_keep_their_weights_and_the_rest_is_trained(optimizer, tmp_path):
+    options = {**SMALL.model_options, "mlp": "frozen", "norm": "rms"}
+    config = dataclasses.replace(
+        SMALL, model_options=options, optimizer=optimizer, weight_decay=0.1, average=0.5
+    )
+    before = build_model(config, tasks.get("bijection", num_symbols=4)).state_dict()
+    run = train.train(config, tmp_path / "run").run
+    for name, weights in load_weights(run).items():
+        assert torch.equal(weights, before[name]) == ("mlp" in name), name
+    state = load_state(run)[1]
+    assert not any("mlp" in name for name in state if name.startswith("optimizer/"))
+
+
 def test_a_run_of_before_an_option_loads(tmp_path):
     """As every run has: a config that lacks options of now, and weights that it describes."""
     options = dataclasses.asdict(models.options_class("transformer")(**SMALL.model_options))
     run = train.train(dataclasses.replace(SMALL, model_options=options), tmp_path / "run").run
     config = read_json(run.path / "config.json")
-    del config["model_options"]["position_table"]
+    for name in ("position_table", "mlp"):
+        del config["model_options"][name]
     write_json(run.path / "config.json", config)
     _, model, _ = train.load(run.path)
     for name, weights in load_weights(run).items():
