@@ -158,7 +158,7 @@ def at_a_floor(task, name):
     "predict,task,state,words",
     [
         (uniformly, REPEATS, "not trained", ["is not trained: ", "--token-shift input"]),
-        (uniformly, HMM, "not trained", ["beat memory-0", "--token-shift block"]),
+        (uniformly, HMM, "not trained", ["beat memory-0", "is blind", "--token-shift block"]),
         (uniformly, RECALL, "not trained", ["beat unbound", "--shift-span 2"]),
         (at_a_floor(RECALL, "unbound"), RECALL, "not trained", ["beat unbound"]),
         (at_a_floor(REPEATS, "lookup"), REPEATS, "at lookup", ["does not rule out the values"]),
@@ -173,6 +173,7 @@ def test_a_verdict_at_a_floor_says_what_is_missing_and_what_to_try(predict, task
     verdict = result.verdict()
     assert all(x in verdict for x in [*words, "Try more --steps"])
     assert ("not trained" in verdict) == (state == "not trained")
+    assert "Try" not in result.verdict(advise=False)
 
 
 @pytest.mark.parametrize("task", [BIJECTION, REPEATS, HMM, RECALL], ids=lambda task: task.name)

@@ -119,8 +119,13 @@ class Evaluation(Record):
             columns[metric] = [_number(score.overall[metric]) for score in scores.values()]
         return _aligned(columns)
 
-    def verdict(self) -> str:
-        """Plain words: how far from Bayes, and how much better than the best floor."""
+    def verdict(self, *, advise: bool = True) -> str:
+        """Plain words: how far from Bayes, and how much better than the best floor.
+
+        Args:
+            advise: say what to try if the model is at a floor. Not at other lengths than that of
+                training, where the reason is another one.
+        """
         model, name, floor = self.model.overall, self.best_floor(), self.floor_kl()
         kl = model["kl"]
         lines = [
@@ -134,7 +139,8 @@ class Evaluation(Record):
             )
         else:
             lines.append(f"NOT better than the floor {name} ({floor.mean:.3g} bits).")
-        lines += self._advice()
+        if advise:
+            lines += self._advice()
         if self.entropy_proves_nothing():
             lines.append(
                 f"The position alone gives an entropy error of {self.position_entropy_mae:.4f}: "
@@ -154,8 +160,8 @@ class Evaluation(Record):
             floor = untrained_floor(floors)
             return [
                 f"The model is not trained: it does not clearly beat {floor} "
-                f"({floors[floor]:.3g} bits), which knows nothing of what the task is about. "
-                f"{advice}"
+                f"({floors[floor]:.3g} bits), which "
+                f"{ABILITIES.get(floor, 'is blind to what is observed')}. {advice}"
             ]
         floor = lacking(kl, floors)
         if floor is None:

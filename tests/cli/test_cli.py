@@ -95,6 +95,7 @@ def test_train_then_eval(capsys, tmp_path):
     text = capsys.readouterr().out
     assert text.startswith("preset quick, as asked for: 6 steps of 4 sequences\n")
     assert "5! = 2^6.9" in text and "its weights hold" in text and f"run: {run}" in text
+    assert "The model is not trained: " in text and "for a transformer --token-shift" in text
     assert main(["eval", run, "--sequences", "64", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["num_sequences"] == 64
@@ -127,6 +128,7 @@ def test_learned_positions_are_read_beyond_training_if_the_table_has_them(table,
     captured = capsys.readouterr()
     if table:
         assert code == 0 and "length 7" in captured.out
+        assert "not trained" not in captured.out  # of a length that was not trained on
     else:
         assert code == 2 and "longer position_table" in captured.err
 

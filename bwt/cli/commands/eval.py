@@ -39,7 +39,8 @@ def run(arguments: argparse.Namespace) -> None:
         if not arguments.json:
             title = "" if length is None else f"{task.length_option} {length}\n"
             evaluation = evaluations[length]
-            print(f"{title}{evaluation.table()}\n\n{evaluation.verdict()}\n")
+            verdict = evaluation.verdict(advise=length is None)
+            print(f"{title}{evaluation.table()}\n\n{verdict}\n")
     if arguments.step is None:
         _write(RunDirectory(arguments.path), evaluations)
     if arguments.json:
