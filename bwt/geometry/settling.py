@@ -51,7 +51,7 @@ from bwt.records.geometry import Slopes
 BEGUN = 0.9  # of the KL before training: below it, learning has begun
 TO_GAIN = 2.0  # times the KL of the references: above it, precision is still to be gained
 FEWEST = 4  # checkpoints
-FALL = 10.0  # of the KL, over them: less is no slope to speak of
+FALL = 5.0  # of the KL, over them: less is no slope to speak of
 ERRORS = 2.5  # standard errors: of few checkpoints, which moreover hang together
 RESOLUTION = 1e-9  # bits: below it, distances are rounding
 

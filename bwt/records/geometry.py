@@ -334,6 +334,8 @@ class Dissociation(Record):
             raise RecordError("has no checkpoints in order, from that before training")
         if not self.references or not set(self.references) <= set(steps[1:]):
             raise RecordError("has references that are not among its checkpoints")
+        if self.slopes and not set(self.slopes.steps) <= set(steps):
+            raise RecordError("has slopes of steps that are not among its checkpoints")
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Attention before precision is found where it was planted, and nowhere else."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from bwt.geometry import stats
 from bwt.geometry.dissociation import dissociation
 from bwt.geometry.settling import compared
 from bwt.geometry.subject import Subject
+from bwt.records.base import RecordError
+from bwt.records.geometry import Dissociation
 from bwt.report.diagnostics.dissociation import SHOWN, in_words
 
 STEPS = [0, *(round(10 * 400 ** (i / 11)) for i in range(12))]
@@ -140,6 +143,15 @@ def test_references_are_no_rows_of_their_own():
         held_out = row.step in found.references
         assert (row.attention is None) == held_out == (row.distance is None)
     assert not {*found.slopes.steps} & {0, *found.references}
+
+
+def test_a_record_names_only_checkpoints_it_has():
+    found = examine(lambda step: Maps(power(step, 1)), lambda step: power(step, 1.5))
+    assert Dissociation.from_json(found.to_json()) == found
+    with pytest.raises(RecordError, match="references that are not among its checkpoints"):
+        replace(found, references=[7])
+    with pytest.raises(RecordError, match="slopes of steps that are not among"):
+        replace(found, slopes=replace(found.slopes, steps=[7]))
 
 
 def test_a_falling_rate_is_said():

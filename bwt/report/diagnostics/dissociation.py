@@ -79,7 +79,7 @@ def in_words(section: Dissociation) -> str:
     if section.slopes is None:
         return (
             f"Too few checkpoints to say what settles first, or too small a fall of the KL "
-            f"({course}): it takes four at which the KL is falling, to a tenth of what it was, and "
+            f"({course}): it takes four at which the KL is falling, to a fifth of what it was, and "
             "still is twice that of the last two. Train on, or with more --evaluations."
         )
     return f"{_verdict(section)}{_noise(section)}{_annealing(section)}"
