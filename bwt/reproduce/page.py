@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bwt.records.results import Cell, Results
 from bwt.report.style import FIGURE_STYLE, PAGE_STYLE
-from bwt.reproduce.tables import Table, build
+from bwt.reproduce.tables import READING, Table, build
 from bwt.runs.files import write_atomically, write_json
 
 STYLE = (
@@ -71,7 +71,7 @@ def _machine(cell: Cell) -> str:
 
 
 def markdown(results: Results) -> str:
-    parts = [f"# Results: {results.scale} scale", introduction(results)]
+    parts = [f"# Results: {results.scale} scale", introduction(results), *READING]
     for section in sections(results):
         parts += [f"## {section.title}", section.question]
         if not section.tables:
@@ -87,7 +87,8 @@ def html(results: Results) -> str:
     title = f"bwt: results at {results.scale} scale"
     found = list(sections(results))
     links = "".join(f'<a href="#{x.name}">{escape(x.title)}</a>' for x in found)
-    head = f"<h1>{escape(title)}</h1><p>{escape(introduction(results))}</p><nav>{links}</nav>"
+    texts = "".join(f"<p>{escape(text)}</p>" for text in (introduction(results), *READING))
+    head = f"<h1>{escape(title)}</h1>{texts}<nav>{links}</nav>"
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'

@@ -162,7 +162,8 @@ class Reproduction:
         for x in outcomes:
             # To diverge at some learning rate is a result, and to be stopped is no fault.
             if x.status == "failed":
-                self.faults[x.cell.name] = x.error or "not finished"
+                error = (x.error or "not finished").replace(f"{self.runs}/", "")
+                self.faults[x.cell.name] = error
 
     def _cell(self, x: Planned) -> Cell:
         cell = self._remembered(x) or results.cell(x)

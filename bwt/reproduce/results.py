@@ -98,15 +98,15 @@ def keep_geometry(out: Path, finished: Iterable[Planned]) -> None:
     for x in finished:
         path = x.cell.path / "geometry.json"
         if path.exists():
-            slim = _without_bulk(read_object(path))
+            slim = without_bulk(read_object(path))
             text = json.dumps(slim) + "\n"
             target = out / "geometry" / f"{x.cell.name}.json"
             write_atomically(target, lambda file, text=text: file.write_text(text))
 
 
-def _without_bulk(value: Any) -> Any:
+def without_bulk(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_bulk(item) for key, item in value.items() if key not in BULK}
+        return {key: without_bulk(item) for key, item in value.items() if key not in BULK}
     if isinstance(value, list):
-        return [_without_bulk(item) for item in value]
+        return [without_bulk(item) for item in value]
     return value

@@ -3,6 +3,7 @@ its other models are matched to the transformer at equal depth; `authors` is as 
 model by model."""
 
 import dataclasses
+import functools
 from typing import Any
 
 from bwt import models, tasks
@@ -106,8 +107,7 @@ def resolve(
     options = {**preset_model(preset_name, task, model), **(model_options or {})}
     if model != "transformer" and "width" not in options:
         sizes = preset_model(preset_name, task)
-        target = models.build_for(built, "transformer", **sizes).num_parameters
-        options = models.match_parameters(model, built, target, **options)
+        options = dict(_matched(built, model, tuple(sizes.items()), tuple(options.items())))
     return TrainConfig(
         task=task,
         model=model,
@@ -115,3 +115,11 @@ def resolve(
         model_options=dataclasses.asdict(models.options_class(model)(**options)),
         **{**preset(preset_name, task, model), **(settings or {})},
     )
+
+
+@functools.cache
+def _matched(task: tasks.Task, model: str, sizes: tuple, options: tuple) -> dict[str, Any]:
+    """Options with a width that gives as many parameters as a transformer of these sizes has. A
+    reproduction asks for hundreds of runs that differ in seed and learning rate only."""
+    target = models.build_for(task, "transformer", **dict(sizes)).num_parameters
+    return models.match_parameters(model, task, target, **dict(options))

@@ -4,7 +4,7 @@ from bwt.records.results import Results
 from bwt.reproduce.plan import TRIED
 from bwt.reproduce.tables import beside
 from bwt.reproduce.tables.circumstances import circumstances
-from bwt.reproduce.tables.table import SPREAD, Table, spread_of
+from bwt.reproduce.tables.table import Table, spread_of
 from bwt.reproduce.tables.variants import Seeds, variants
 
 STUDY = "architecture"
@@ -22,8 +22,8 @@ def architecture(results: Results) -> Table:
     units = ["accuracy" if _is_recall(found, setting) else "bits" for setting in settings]
     header = ["model", *(f"{s} ({unit})" for s, unit in zip(settings, units, strict=True))]
     notes = [
-        f"Entropy error in bits (recall: accuracy). {SPREAD} Two figures of the paper are those of "
-        "its versions 1 and 3; whether they can be compared says the table of all metrics.",
+        "Entropy error in bits (recall: accuracy). Two figures of the paper are those of its "
+        "versions 1 and 3; the table of all metrics says whether they can be compared.",
         "All models have as many parameters as the transformer within 1% and see batches of the "
         "same size.",
     ]
@@ -68,18 +68,8 @@ def metrics(results: Results) -> Table:
     ]
     header = ["setting", "model", "circumstances", "parameters", "rate", "steps", *SHOWN]
     header += ["best floor (kl)", "learned", "per doubling", "beside the paper"]
-    notes = [rates(results), LEARNED, PER_DOUBLING, beside.RULE]
+    notes = [rates(results), beside.RULE]
     return Table("metrics", "All metrics", header, rows, notes, STUDY)
-
-
-PER_DOUBLING = (
-    "Per doubling: by how much the KL changes with each doubling of the steps at the end of "
-    "training, mean over seeds; near 0 it has converged."
-)
-LEARNED = (
-    "Not trained: not clearly better than a predictor that has learned nothing of the task, which "
-    "is a failure to train until shown otherwise and says nothing of what the model could do."
-)
 
 
 def rates(results: Results) -> str:

@@ -3,7 +3,7 @@
 from bwt import paper
 from bwt.records.results import Cell, Results
 from bwt.reproduce.tables.circumstances import circumstances
-from bwt.reproduce.tables.table import SPREAD, Table, spread
+from bwt.reproduce.tables.table import Table, spread
 from bwt.reproduce.tables.variants import Seeds, variants
 
 PAPER = "token header, floor 0.05; learned positions"
@@ -25,7 +25,7 @@ def lengths(results: Results) -> Table:
         "HMM, entropy error in bits over all positions, trained on the first length. An MLP has "
         "weights for the positions of training only; learned positions beyond the length of "
         "training are there, if at all, as they were drawn. The paper does not say how its "
-        f"transformer's errors were measured, and its code measures KL here. {SPREAD}"
+        "transformer's errors were measured, and its code measures KL here."
     ]
     return Table("lengths", "Longer than in training", header, rows, notes if found else [])
 

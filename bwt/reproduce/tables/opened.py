@@ -3,7 +3,7 @@
 from bwt import paper
 from bwt.records.results import Results, StudyText
 from bwt.report import diagnostics
-from bwt.reproduce.tables.table import SPREAD, Table, spread
+from bwt.reproduce.tables.table import Table, spread
 from bwt.reproduce.tables.variants import Seeds, variants
 
 
@@ -25,7 +25,7 @@ def _looked(results: Results, text: StudyText, name: str, title: str, command: s
         [key, *(_over_seeds(x, key) for x in found), paper.GEOMETRY.get(key, "-")] for key in names
     ]
     legend = "; ".join(x.legend for x in shown if set(x.numbers) & set(names))
-    notes = [f"`bwt {command}`. {legend[:1].upper()}{legend[1:]}. {SPREAD}"]
+    notes = [f"`bwt {command}`. {legend[:1].upper()}{legend[1:]}."]
     header = ["", *(f"{x.setting}: {x.row}" for x in found), "paper"]
     table = f"{name}-{text.name}"
     return Table(table, f"{title}: {text.title}", header, rows, notes, text.name)
@@ -36,4 +36,4 @@ def _has(seeds: Seeds, key: str) -> bool:
 
 
 def _over_seeds(seeds: Seeds, key: str) -> str:
-    return spread([x.geometry[key] for x in seeds.cells if key in x.geometry])
+    return spread([x.geometry[key] for x in seeds.cells if key in x.geometry], outcomes=False)

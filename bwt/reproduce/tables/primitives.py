@@ -1,11 +1,8 @@
 """Which abilities a model has shown, on tasks where their lack is seen."""
 
-from collections import Counter
-
 from bwt import paper
 from bwt.records.results import Cell, Results
-from bwt.reproduce.tables.architecture import LEARNED
-from bwt.reproduce.tables.table import Table
+from bwt.reproduce.tables.table import Table, together
 from bwt.reproduce.tables.variants import find, variants
 
 # (primitive, study, setting, predictor that lacks just that): `lookup` does not rule out the values
@@ -48,20 +45,10 @@ def primitives(results: Results) -> Table:
     models = dict.fromkeys(x.row for study in studies for x in variants(results, study))
     rows = [[row, *(_shown(results, row, *needed) for needed in NEEDED)] for row in models]
     header = ["model", *(f"{name} ({setting})" for name, _, setting, _ in NEEDED)]
-    return Table("primitives", "Primitives", header, rows, [RULE, LEARNED] if rows else [])
+    return Table("primitives", "Primitives", header, rows, [RULE] if rows else [])
 
 
 def _shown(results: Results, row: str, name: str, study: str, setting: str, floor: str) -> str:
     seeds = find(results, study, setting, row)
     ours = "-" if seeds is None else together([verdict(x, floor) for x in seeds.cells])
     return f"{ours} (paper {paper.PRIMITIVES.get((name, row), '-')})"
-
-
-def together(verdicts: list[str]) -> str:
-    """Of all seeds."""
-    counts = Counter(verdicts).most_common()
-    if len(counts) == 1:
-        return verdicts[0]
-    first, *rest = counts
-    said = f"{first[0]} in {first[1]} of {len(verdicts)} seeds"
-    return said + "".join(f", {name} in {count}" for name, count in rest)

@@ -1,10 +1,10 @@
 """The table of any study: a line for each variant."""
 
 from bwt.records.results import Results, StudyText
-from bwt.reproduce.tables.architecture import LEARNED, PER_DOUBLING, rates
+from bwt.reproduce.tables.architecture import rates
 from bwt.reproduce.tables.circumstances import circumstances
 from bwt.reproduce.tables.freezing import columns as freezing
-from bwt.reproduce.tables.table import SPREAD, Table, spread_of
+from bwt.reproduce.tables.table import Table, spread_of
 from bwt.reproduce.tables.variants import Seeds, variants
 
 Columns = dict[str, list[str]]
@@ -14,10 +14,10 @@ def study(results: Results, text: StudyText) -> Table:
     found = variants(results, text.name)
     columns = _columns(found, text) if found else {}
     rows = [list(row) for row in zip(*columns.values(), strict=True)]
-    notes = [SPREAD, LEARNED, PER_DOUBLING]
+    notes = []
     shared = {circumstances(x.cells[0].config) for x in found}
     if len(shared) == 1:
-        notes.insert(0, f"All: {shared.pop()}.")
+        notes.append(f"All: {shared.pop()}.")
     if text.tuned:
         notes.append(rates(results))
     if text.name == "freezing":

@@ -1,6 +1,7 @@
 """Plain text in rows and columns, and numbers over seeds."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -36,16 +37,18 @@ def percent(x: float) -> str:
 
 
 def factor(x: float) -> str:
-    return f"{x:.3g}x"
+    return f"{x:.0f}x" if x >= 100 else f"{x:.3g}x"
 
 
-def spread(values: Sequence[float], show: Callable[[float], str] = number) -> str:
-    """Mean and standard deviation over seeds; of several outcomes each by itself."""
+def spread(
+    values: Sequence[float], show: Callable[[float], str] = number, *, outcomes: bool = True
+) -> str:
+    """Mean and standard deviation over seeds; of several outcomes each by itself, see SPREAD."""
     if not values:
         return "-"
     if len(values) == 1 and known(values[0]):
         return f"{show(values[0])} (1 seed)"
-    parts = _outcomes(sorted(filter(known, values)), shares=show is percent)
+    parts = _outcomes(sorted(filter(known, values)), show is percent, outcomes)
     texts = [_plain(part, show) for part in parts]
     sizes = [len(part) for part in parts]
     missing = len(values) - sum(sizes)
@@ -60,11 +63,11 @@ def spread(values: Sequence[float], show: Callable[[float], str] = number) -> st
     return said + "".join(f", {count} at {text}" for count, text in rest)
 
 
-def _outcomes(ordered: list[float], shares: bool) -> list[list[float]]:
-    """Parts between which there is a gap; see SPREAD."""
+def _outcomes(ordered: list[float], shares: bool, several: bool) -> list[list[float]]:
+    """Parts between which there is a gap, if there may be several."""
     parts: list[list[float]] = []
     for x in ordered:
-        if parts and not _apart(parts[-1][-1], x, shares):
+        if parts and not (several and _apart(parts[-1][-1], x, shares)):
             parts[-1].append(x)
         else:
             parts.append([x])
@@ -74,8 +77,7 @@ def _outcomes(ordered: list[float], shares: bool) -> list[list[float]]:
 def _apart(less: float, more: float, shares: bool) -> bool:
     if shares:
         return more - less >= SHARES_APART
-    # Of numbers with a sign, such as correlations, it is not asked.
-    return less >= 0 and more >= APART * max(less, RESOLUTION)
+    return more >= APART * max(less, RESOLUTION)
 
 
 def _plain(values: list[float], show: Callable[[float], str]) -> str:
@@ -89,6 +91,15 @@ def _plain(values: list[float], show: Callable[[float], str]) -> str:
 def _short(deviation: float, show: Callable[[float], str]) -> str:
     """One digit says enough."""
     return show(deviation if show is percent else float(f"{deviation:.1g}"))
+
+
+def together(words: Sequence[str]) -> str:
+    """What is said of each seed, said of all of them."""
+    (first, count), *rest = Counter(words).most_common()
+    if not rest:
+        return first
+    said = f"{first} in {count} of {len(words)} seeds"
+    return said + "".join(f", {other} in {n}" for other, n in rest)
 
 
 def spread_of(cells: Sequence[Cell], metric: str) -> str:

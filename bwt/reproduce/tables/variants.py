@@ -7,7 +7,7 @@ from bwt.records.curves import per_doubling
 from bwt.records.floors import best_floor
 from bwt.records.results import Cell, Results
 from bwt.report.words import mean
-from bwt.reproduce.tables.table import number
+from bwt.reproduce.tables.table import number, together
 
 BLIND = "not trained, as it must be: it sees its own position only"
 
@@ -55,21 +55,15 @@ class Seeds:
 
     def learned(self) -> str:
         """Whether anything was, and which seeds are not among the numbers."""
-        failed = sum(x.at_floor() for x in self.cells)
-        words = "yes"
-        if self.cells and failed == len(self.cells):
-            words = BLIND if self.row == "mlp-position" else "not trained"
-        elif failed:
-            words = f"{failed} of {len(self.cells)} seeds not trained"
-        elif any(not _beats(x) for x in self.cells):
-            words = f"no better than {self.floor().split()[0]}"
         lost = [f"seed {x.seed} {x.status}" for x in self.lost]
-        return "; ".join([words, *lost])
+        return "; ".join([together([_state(x) for x in self.cells]), *lost])
 
 
-def _beats(cell: Cell) -> bool:
-    floors = {name: floor.kl for name, floor in cell.floors.items()}
-    return cell.metrics["kl"].mean < floors[best_floor(floors)]
+def _state(cell: Cell) -> str:
+    if cell.at_floor():
+        return BLIND if cell.row == "mlp-position" else "not trained"
+    name = best_floor({name: floor.kl for name, floor in cell.floors.items()})
+    return "yes" if cell.metrics["kl"].mean < cell.floors[name].kl else f"no better than {name}"
 
 
 def variants(results: Results, study: str) -> list[Seeds]:
