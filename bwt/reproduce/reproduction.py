@@ -167,7 +167,8 @@ class Reproduction:
 
     def _cell(self, x: Planned) -> Cell:
         cell = self._remembered(x) or results.cell(x)
-        status = "failed" if x.cell.name in self.faults and not cell.finished else cell.status
+        failed = cell.status == "not finished" and x.cell.name in self.faults
+        status = "failed" if failed else cell.status
         return dataclasses.replace(
             cell, status=status, chosen=cell.finished and self._counts(x), trial=x.trial
         )
