@@ -52,7 +52,7 @@ def plan_cell(
 ) -> Planned:
     """trial: to try a rate, on the scale's share of the budget."""
     chosen = study.preset or scale.preset
-    base = preset(chosen, variant.task)
+    base = preset(chosen, variant.task, variant.model)
     fields = {**scale.settings, **variant.fields, "seed": seed}
     for name in ("lr", "muon_lr"):
         default = TrainConfig.__dataclass_fields__[name].default

@@ -1,6 +1,7 @@
 """`bwt reproduce`: all of it at a scale where nothing is learned. Its tables: test_tables."""
 
 import copy
+import dataclasses
 import json
 import os
 import shutil
@@ -13,7 +14,7 @@ from inline import Inline
 from nvcc import ROOT
 from tiny_scale import AMONG, ARCHITECTURE, SHAPE, TASKS, TINY
 
-from bwt import train
+from bwt import models, tasks, train
 from bwt.cli import main
 from bwt.records.base import RecordError
 from bwt.records.estimates import Estimate, Estimates
@@ -22,6 +23,7 @@ from bwt.records.results import METRICS, Results
 from bwt.report import diagnostics
 from bwt.reproduce import SCALES, Reproduction, cost, plan, quotes, results, tables
 from bwt.reproduce.studies import Study, Variant
+from bwt.runs.config import TrainConfig
 from bwt.runs.files import read_json, read_object, read_record
 
 FAILS = "architecture-recall-lstm-rate=3-trial-seed=0"
@@ -31,6 +33,14 @@ FAILS = "architecture-recall-lstm-rate=3-trial-seed=0"
 def tiny_scale(monkeypatch):
     """As the command knows it."""
     monkeypatch.setitem(SCALES, TINY.name, TINY)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_extensions():
+    """Of the range of rates: they have a test of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "EXTENSIONS", 0)
+        yield
 
 
 def reproduction(folder, workers, scale=TINY, out="results/tiny", **options):
@@ -224,6 +234,7 @@ ONE = replace(
 
 def chosen_rate(tmp_path, monkeypatch, kl):
     """(rate, rates that were tried) if `kl(rate, seed)` comes out of the trials."""
+    monkeypatch.setattr(plan, "EXTENSIONS", 2)
     monkeypatch.setattr(Reproduction, "_train", lambda self, cells, title: None)
     monkeypatch.setattr(Reproduction, "_kl", lambda self, x: kl(x.rate, x.seed))
     made, tried = reproduction(tmp_path, Inline(), ONE), set()
@@ -273,7 +284,6 @@ def test_to_diverge_at_some_rate_is_no_fault_and_at_every_rate_is_one(tmp_path, 
     monkeypatch.setattr(train.Trainer, "update", spoiled)
     both = tuple(x for x in ARCHITECTURE.variants if x.row == "lstm")
     scale = replace(TINY, studies=(replace(ARCHITECTURE, variants=both, opened=()),))
-    monkeypatch.setattr(plan, "EXTENSIONS", 0)
     document = reproduction(tmp_path, Inline(), scale, seeds=1).run()
     status = {x.name.removeprefix("architecture-"): x.status for x in document.cells}
     assert status == {
@@ -400,6 +410,18 @@ def test_attention_is_summed_up_over_its_heads(reproduced):
     attention = replace(geometry.attention, layers=[first, *layers[1:]])
     numbers = diagnostics.numbers(replace(geometry, attention=attention))
     assert numbers["attention_entropy_first"] == pytest.approx(0.2)
+
+
+def test_the_options_of_every_variant_are_known():
+    """One that nothing knows would be dropped, and another run be made."""
+    fields = dataclasses.fields
+    for scale in SCALES.values():
+        for study, x in plan.wanted(scale, ()):
+            classes = (TrainConfig, tasks.TASKS[x.task], *map(models.options_class, models.MODELS))
+            known = {f.name for cls in classes for f in fields(cls)}
+            assert set(x.fields) <= known, (scale.name, study.name, x.row)
+            if x.model == "transformer":
+                plan.plan_cell(scale, ROOT, study, x, 0)
 
 
 def config_of(variant):

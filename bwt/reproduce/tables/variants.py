@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bwt.records.curves import per_doubling
-from bwt.records.floors import best_floor
+from bwt.records.floors import best_floor, lacking
 from bwt.records.results import Cell, Results
 from bwt.report.words import mean
 from bwt.reproduce.tables.table import number, together
@@ -62,8 +62,11 @@ class Seeds:
 def _state(cell: Cell) -> str:
     if cell.at_floor():
         return BLIND if cell.row == "mlp-position" else "not trained"
-    name = best_floor({name: floor.kl for name, floor in cell.floors.items()})
-    return "yes" if cell.metrics["kl"].mean < cell.floors[name].kl else f"no better than {name}"
+    kl, floors = cell.metrics["kl"].mean, {name: floor.kl for name, floor in cell.floors.items()}
+    lack, best = lacking(kl, floors), best_floor(floors)
+    if lack is not None:
+        return f"no better than {lack}"
+    return "yes" if kl < floors[best] else f"worse than {best}"
 
 
 def variants(results: Results, study: str) -> list[Seeds]:
