@@ -19,7 +19,7 @@ ARCHITECTURE = Study(
     "How far is each architecture from exact Bayes?",
     tuple(x for task in TASKS for x in rows(task, task, AMONG[task], **TASKS[task])),
     tuned=True,
-    opened=(("bijection", "transformer"), ("hmm", "transformer")),
+    opened=(("bijection", "transformer"),),
 )
 SHAPE = Study(
     "shape",

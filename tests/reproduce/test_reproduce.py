@@ -403,10 +403,10 @@ def test_diagnostics_are_summed_up_in_a_few_numbers():
 
 def test_attention_is_summed_up_over_its_heads(reproduced):
     folder, _ = reproduced
-    path = next((folder / "runs").glob("architecture-hmm-transformer-*-seed=0/geometry.json"))
+    path = next((folder / "runs").glob("architecture-bijection-transformer-*-seed=0/geometry.json"))
     geometry = read_record(path, Geometry)
     layers = geometry.attention.layers
-    first = replace(layers[0], entropy=Estimates([0.1, 0.3, 0.2, 0.2], [0.0] * 4))
+    first = replace(layers[0], entropy=Estimates([0.1, 0.3], [0.0] * 2))
     attention = replace(geometry.attention, layers=[first, *layers[1:]])
     numbers = diagnostics.numbers(replace(geometry, attention=attention))
     assert numbers["attention_entropy_first"] == pytest.approx(0.2)
