@@ -38,10 +38,15 @@ def _write_figures(run: Run, cards: Sequence[Card]) -> None:
         raise RunError(f"{folder} leads out of the run; remove the link and report again")
     for card in cards:
         if card.picture.startswith("<svg"):
-            head, tail = card.picture.split(">", 1)
-            text = f"{head}><style>{FIGURE_STYLE}</style>{tail}\n"
+            text = standalone(card.picture)
             path = folder / f"{file_name(card.name)}.svg"
             write_atomically(path, lambda file, text=text: file.write_text(text, encoding="utf-8"))
+
+
+def standalone(svg: str) -> str:
+    """A figure with its style, to live outside of a page."""
+    head, tail = svg.split(">", 1)
+    return f"{head}><style>{FIGURE_STYLE}</style>{tail}\n"
 
 
 def file_name(name: str) -> str:

@@ -6,7 +6,10 @@ from html import escape
 from pathlib import Path
 
 from bwt.records.results import Cell, Results
+from bwt.report.page import standalone
 from bwt.report.style import FIGURE_STYLE, PAGE_STYLE
+from bwt.reproduce import figures
+from bwt.reproduce.figures import Figure
 from bwt.reproduce.tables import READING, Table, build
 from bwt.runs.files import write_atomically, write_json
 
@@ -26,6 +29,7 @@ class Section:
     name: str
     title: str
     question: str
+    figures: list[Figure]
     tables: list[Table]
 
 
@@ -33,12 +37,14 @@ def sections(results: Results) -> Iterator[Section]:
     """One for each study, and one for each table that belongs to none. Empty tables are left
     out."""
     tables = [table for table in build(results) if table.rows]
+    drawn = figures.build(results)
     for study in results.studies:
         own = [table for table in tables if table.study == study.name]
-        yield Section(study.name, study.title, study.question, own)
+        pictures = [figure for figure in drawn if figure.study == study.name]
+        yield Section(study.name, study.title, study.question, pictures, own)
     for table in tables:
         if not table.study:
-            yield Section(table.name, table.title, "", [table])
+            yield Section(table.name, table.title, "", [], [table])
 
 
 def markdown_table(table: Table) -> str:
@@ -76,6 +82,9 @@ def markdown(results: Results) -> str:
         parts += [f"## {section.title}", section.question]
         if not section.tables:
             parts.append("Not run yet.")
+        parts += [
+            f"![{x.title}](figures/{x.name}.svg)\n\n{x.title}. {x.caption}" for x in section.figures
+        ]
         for table in section.tables:
             if table.title != section.title:
                 parts.append(f"### {table.title}")
@@ -104,11 +113,20 @@ def _section(section: Section) -> str:
         parts.append(f'<p class="question">{escape(section.question)}</p>')
     if not section.tables:
         parts.append("<p>Not run yet.</p>")
+    if section.figures:
+        parts.append(f'<div class="grid">{"".join(map(_figure, section.figures))}</div>')
     for table in section.tables:
         if table.title != section.title:
             parts.append(f'<h2 class="sub">{escape(table.title)}</h2>')
         parts.append(_folded(table) if table.name == FOLDED else _table(table))
     return "".join(parts) + "</section>"
+
+
+def _figure(figure: Figure) -> str:
+    return (
+        f"<figure><h3>{escape(figure.title)}</h3>{figure.svg}"
+        f'<figcaption><p class="note">{escape(figure.caption)}</p></figcaption></figure>'
+    )
 
 
 def _folded(table: Table) -> str:
@@ -131,5 +149,6 @@ def write(out: Path, results: Results) -> None:
     """results.json and the pages made of it."""
     write_json(out / "results.json", results.to_json())
     pages = {"README.md": markdown(results), "index.html": html(results)}
+    pages |= {f"figures/{x.name}.svg": standalone(x.svg) for x in figures.build(results)}
     for name, text in pages.items():
         write_atomically(out / name, lambda file, text=text: file.write_text(text))

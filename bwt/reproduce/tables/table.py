@@ -84,13 +84,19 @@ def _plain(values: list[float], show: Callable[[float], str]) -> str:
     middle = mean(values)
     if len(values) == 1:
         return show(middle)
-    deviation = math.sqrt(sum((x - middle) ** 2 for x in values) / (len(values) - 1))
-    return f"{show(middle)} ± {_short(deviation, show)}"
+    return f"{show(middle)} ± {_short(deviation(values), show)}"
 
 
-def _short(deviation: float, show: Callable[[float], str]) -> str:
+def deviation(values: Sequence[float]) -> float | None:
+    """The standard deviation; None of one value."""
+    if len(values) < 2:
+        return None
+    return math.sqrt(sum((x - mean(values)) ** 2 for x in values) / (len(values) - 1))
+
+
+def _short(x: float, show: Callable[[float], str]) -> str:
     """One digit says enough."""
-    return show(deviation if show is percent else float(f"{deviation:.1g}"))
+    return show(x if show is percent else float(f"{x:.1g}"))
 
 
 def together(words: Sequence[str]) -> str:

@@ -48,10 +48,14 @@ class Seeds:
         return f"{-per_doubling(mean(slopes)):+.0%}" if slopes else "-"
 
     def floor(self) -> str:
-        """The best predictor that lacks something."""
-        floors = {name: floor.kl for name, floor in self.cells[0].floors.items()}
-        name = best_floor(floors)
-        return f"{name} {number(mean([x.floors[name].kl for x in self.cells]))}"
+        """The best predictor that lacks something, and its KL."""
+        return f"{self.best_floor()} {number(self.floor_kl(self.best_floor()))}"
+
+    def best_floor(self) -> str:
+        return best_floor({name: floor.kl for name, floor in self.cells[0].floors.items()})
+
+    def floor_kl(self, name: str) -> float:
+        return mean([x.floors[name].kl for x in self.cells])
 
     def learned(self) -> str:
         """Whether anything was, and which seeds are not among the numbers."""

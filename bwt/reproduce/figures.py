@@ -1,0 +1,151 @@
+"""results.json -> figures of each study: what it varies, and how its models learned."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from bwt.records.estimates import Estimate
+from bwt.records.results import Cell, Results, StudyText
+from bwt.report import charts
+from bwt.report.charts import Series
+from bwt.report.page import file_name
+from bwt.report.words import known, mean
+from bwt.reproduce.tables.table import deviation
+from bwt.reproduce.tables.variants import Seeds, variants
+
+READABLE = 8  # series in one chart
+GREY = 2  # of what is no model
+COLORS = tuple(i for i in range(charts.NUM_COLORS) if i != GREY)
+WIDTH = 560.0
+
+
+@dataclass(frozen=True)
+class Figure:
+    name: str  # of its file
+    study: str
+    title: str
+    caption: str
+    svg: str
+
+
+def build(results: Results) -> list[Figure]:
+    return [figure for text in results.studies for figure in _of_study(results, text)]
+
+
+def _of_study(results: Results, text: StudyText) -> Iterator[Figure]:
+    found = variants(results, text.name)
+    if any(x.x is not None for x in found):
+        yield _by_axis(found, text)
+    for setting in dict.fromkeys(x.setting for x in found):
+        own = [x for x in found if x.setting == setting]
+        draw = _curves if len(own) <= READABLE else _dots
+        yield draw(own, text, setting)
+
+
+def _look(number: int) -> dict[str, int | bool]:
+    """Colour and dashes of a series."""
+    return {"color": COLORS[number % len(COLORS)], "dashed": number >= len(COLORS)}
+
+
+def _by_axis(found: list[Seeds], text: StudyText) -> Figure:
+    metric = "accuracy" if all(x.task == "recall" for x in found) else "kl"
+    placed = [x for x in found if x.x is not None]
+    grouped: dict[str, list[Seeds]] = {}
+    for x in placed:
+        grouped.setdefault(_name(x, placed), []).append(x)
+    series = [
+        _along(name, each, metric, number) for number, (name, each) in enumerate(grouped.items())
+    ]
+    ends = [min(x.x for x in placed), max(x.x for x in placed)]
+    for x in found:
+        if x.x is None:
+            level = _value(x, metric).mean
+            series.append(Series(x.row, ends, [level, level], color=GREY, dashed=True))
+    label = "accuracy" if metric == "accuracy" else "KL (bits)"
+    svg = charts.lines(
+        series,
+        f"{text.title}: {label} by {text.axis}",
+        text.axis,
+        label,
+        log_x=ends[0] > 0 and ends[1] >= 8 * ends[0],
+        log_y=metric == "kl",
+        zero=metric == "accuracy",
+        width=WIDTH,
+    )
+    caption = "Mean over seeds; the bars are standard deviations."
+    return Figure(file_name(f"{text.name}-axis"), text.name, f"By {text.axis}", caption, svg)
+
+
+def _name(x: Seeds, placed: list[Seeds]) -> str:
+    """Of a series: the setting, or what else tells variants at one place apart."""
+    beside = [y for y in placed if (y.setting, y.x) == (x.setting, x.x)]
+    return x.setting if len(beside) == 1 else re.sub(r"[\d.,]+", "", x.row).strip()
+
+
+def _along(name: str, each: list[Seeds], metric: str, number: int) -> Series:
+    each = sorted(each, key=lambda x: x.x)
+    values = [_value(x, metric) for x in each]
+    return Series(
+        name,
+        [x.x for x in each],
+        [x.mean for x in values],
+        [x.se for x in values],
+        dots=True,
+        **_look(number),
+    )
+
+
+def _value(x: Seeds, metric: str) -> Estimate:
+    """Mean over seeds and standard deviation."""
+    each = [v for v in (cell.metrics[metric].mean for cell in x.cells) if known(v)]
+    return Estimate(mean(each), deviation(each)) if each else Estimate(float("nan"), None)
+
+
+def _curves(own: list[Seeds], text: StudyText, setting: str) -> Figure:
+    series = [_curve(x, number) for number, x in enumerate(own)]
+    steps = [s for line in series for s in line.x]
+    if steps:
+        series += _floor(own, [min(steps), max(steps)])
+    svg = charts.lines(
+        series,
+        f"{text.title}, {setting}: KL while training",
+        "steps",
+        "KL (bits)",
+        log_x=True,
+        log_y=True,
+        width=WIDTH,
+    )
+    caption = "KL while training, of the seed whose KL at the end is the median."
+    name = file_name(f"{text.name}-curves-{setting}")
+    return Figure(name, text.name, f"Learning curves: {setting}", caption, svg)
+
+
+def _curve(x: Seeds, number: int) -> Series:
+    curve = _median(x.cells).curve
+    points = [(s, k) for s, k in zip(curve.steps, curve.kl, strict=True) if s > 0]
+    return Series(x.row, [s for s, _ in points], [k for _, k in points], **_look(number))
+
+
+def _median(cells: Sequence[Cell]) -> Cell:
+    ordered = sorted(cells, key=lambda x: (not known(x.metrics["kl"].mean), x.metrics["kl"].mean))
+    return ordered[(len(ordered) - 1) // 2]
+
+
+def _floor(own: list[Seeds], ends: list[float]) -> list[Series]:
+    """The best predictor that lacks something, if it is the same for all of them."""
+    names = {x.best_floor() for x in own}
+    if len(names) != 1:
+        return []
+    (name,) = names
+    level = mean([x.floor_kl(name) for x in own])
+    return [Series(f"floor: {name}", ends, [level, level], color=GREY, dashed=True)]
+
+
+def _dots(own: list[Seeds], text: StudyText, setting: str) -> Figure:
+    rows = [(x.row, _value(x, "kl"), COLORS[0]) for x in own]
+    floors = {name: x.floor_kl(name) for x in own for name in [x.best_floor()]}
+    rows += [(f"floor: {name}", Estimate(kl, None), GREY) for name, kl in floors.items()]
+    svg = charts.dots(rows, f"{text.title}, {setting}: KL", "KL (bits)")
+    name = file_name(f"{text.name}-kl-{setting}")
+    caption = "Mean over seeds; the bars are standard deviations."
+    return Figure(name, text.name, f"KL: {setting}", caption, svg)
