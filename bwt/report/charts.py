@@ -14,19 +14,20 @@ RAMP = ("#2f6db5", "#6b63b8", "#a4569f", "#d1546f", "#e8714a", "#eda23c")  # low
 
 @dataclass
 class Series:
-    name: str
+    name: str  # "": not in the legend
     x: Sequence[float]
     y: Sequence[float | None]
     error: Sequence[float | None] | None = None
     color: int = 0
     dashed: bool = False
     dots: bool = False
+    joined: bool = True  # by a line
 
 
 def _legend(drawing: Drawing, series: Sequence[Series], left: float) -> float:
     """Above the plot, in as many rows as needed; where the plot may begin."""
     x, y = left, 12.0
-    for s in series:
+    for s in (s for s in series if s.name):
         width = 26 + CHAR * len(s.name) + 12
         if x + width > drawing.width and x > left:
             x, y = left, y + 17
@@ -116,7 +117,7 @@ def _draw_series(drawing: Drawing, s: Series, x: Scale, y: Scale) -> None:
         below = [f"{short(a)} {short(at(b - e))}" for a, b, e in reversed(rows)]
         drawing.path(f"M{'L'.join(above + below)}Z", class_=f"band f{s.color}")
     style = f"line c{s.color}" + (" dash" if s.dashed else "")
-    if len(rows) > 1:
+    if len(rows) > 1 and s.joined:
         drawing.path("M" + "L".join(f"{short(a)} {short(at(b))}" for a, b, _ in rows), class_=style)
     if s.dots or len(rows) == 1:
         for a, b, e in rows:
@@ -244,13 +245,20 @@ def table_map(
 
 
 def dots(
-    rows: Sequence[tuple[str, Estimate, int]], title: str, x_label: str, *, log: bool = True
+    rows: Sequence[tuple[str, Estimate, int]],
+    title: str,
+    x_label: str,
+    *,
+    log: bool = True,
+    each: Sequence[Sequence[float]] = (),
 ) -> str:
-    """One row a name: a point with its error bar and colour."""
+    """One row a name: a point with its error bar and colour. each: for each row, further values to
+    be drawn smaller."""
     left = 24 + CHAR * max(len(row[0]) for row in rows)
     drawing = Drawing(max(440.0, left + 280), 52 + 22 * len(rows), title)
     bottom = 10.0 + 22 * len(rows)
-    x = fitted([e.mean for _, e, _ in rows], left, drawing.width - 16, log=log, zero=not log)
+    shown = [e.mean for _, e, _ in rows] + list(chain(*each))
+    x = fitted(shown, left, drawing.width - 16, log=log, zero=not log)
     for tick in x.ticks():
         drawing.path(f"M{short(x(tick))} 6V{short(bottom)}", class_="grid")
         drawing.text(x(tick), bottom + 15, label(tick), "middle", class_="tick")
@@ -258,6 +266,9 @@ def dots(
         value, error = estimate.mean, estimate.se
         y = 18.0 + 22 * i
         drawing.text(left - 10, y + 4, name, "end", class_="tick")
+        for other in each[i] if i < len(each) else ():
+            if known(other) and (other > 0 or not log):
+                drawing.add("circle", cx=x(other), cy=y, r=2, class_=f"f{color}")
         if not known(value) or (log and value <= 0):
             continue
         low, high = (max(value + d * _size(error), x.low) for d in (-1, 1))

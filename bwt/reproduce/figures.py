@@ -10,13 +10,13 @@ from bwt.report import charts
 from bwt.report.charts import Series
 from bwt.report.page import file_name
 from bwt.report.words import known, mean
-from bwt.reproduce.tables.table import deviation
 from bwt.reproduce.tables.variants import Seeds, variants
 
 READABLE = 8  # series in one chart
 GREY = 2  # of what is no model
 COLORS = tuple(i for i in range(charts.NUM_COLORS) if i != GREY)
 WIDTH = 560.0
+SEEDS = "The median over seeds, and a small dot for each seed."
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,14 @@ def _by_axis(found: list[Seeds], text: StudyText) -> Figure:
     for x in placed:
         grouped.setdefault(_name(x, placed), []).append(x)
     series = [
-        _along(name, each, metric, number) for number, (name, each) in enumerate(grouped.items())
+        one
+        for number, (name, each) in enumerate(grouped.items())
+        for one in _along(name, each, metric, number)
     ]
     ends = [min(x.x for x in placed), max(x.x for x in placed)]
     for x in found:
         if x.x is None:
-            level = _value(x, metric).mean
+            level = _median(x, metric)
             series.append(Series(x.row, ends, [level, level], color=GREY, dashed=True))
     label = "accuracy" if metric == "accuracy" else "KL (bits)"
     svg = charts.lines(
@@ -72,33 +74,42 @@ def _by_axis(found: list[Seeds], text: StudyText) -> Figure:
         zero=metric == "accuracy",
         width=WIDTH,
     )
-    caption = "Mean over seeds; the bars are standard deviations."
-    return Figure(file_name(f"{text.name}-axis"), text.name, f"By {text.axis}", caption, svg)
+    return Figure(file_name(f"{text.name}-axis"), text.name, f"By {text.axis}", SEEDS, svg)
 
 
 def _name(x: Seeds, placed: list[Seeds]) -> str:
     """Of a series: the setting, or what else tells variants at one place apart."""
     beside = [y for y in placed if (y.setting, y.x) == (x.setting, x.x)]
-    return x.setting if len(beside) == 1 else re.sub(r"[\d.,]+", "", x.row).strip()
+    return x.setting if len(beside) == 1 else re.sub(r"( at)? *[\d.,]+", "", x.row).strip()
 
 
-def _along(name: str, each: list[Seeds], metric: str, number: int) -> Series:
+def _along(name: str, each: list[Seeds], metric: str, number: int) -> list[Series]:
+    """A line through the medians, and a dot for each seed."""
     each = sorted(each, key=lambda x: x.x)
-    values = [_value(x, metric) for x in each]
-    return Series(
-        name,
-        [x.x for x in each],
-        [x.mean for x in values],
-        [x.se for x in values],
-        dots=True,
-        **_look(number),
-    )
+    look = _look(number)
+    line = Series(name, [x.x for x in each], [_median(x, metric) for x in each], **look)
+    dots = [(x.x, value) for x in each for value in _values(x, metric)]
+    points = [p for p, _ in dots], [v for _, v in dots]
+    return [line, Series("", *points, color=line.color, dots=True, joined=False)]
 
 
-def _value(x: Seeds, metric: str) -> Estimate:
-    """Mean over seeds and standard deviation."""
-    each = [v for v in (cell.metrics[metric].mean for cell in x.cells) if known(v)]
-    return Estimate(mean(each), deviation(each)) if each else Estimate(float("nan"), None)
+def _values(x: Seeds, metric: str) -> list[float]:
+    return [cell.metrics[metric].mean for cell in x.cells]
+
+
+def _median(x: Seeds, metric: str) -> float:
+    return _middle(x.cells, metric).metrics[metric].mean
+
+
+def _middle(cells: Sequence[Cell], metric: str) -> Cell:
+    """The cell of the median, of two the lower; what is no number is the highest."""
+
+    def place(cell: Cell) -> tuple[bool, float]:
+        value = cell.metrics[metric].mean
+        return not known(value), value
+
+    ordered = sorted(cells, key=place)
+    return ordered[(len(ordered) - 1) // 2]
 
 
 def _curves(own: list[Seeds], text: StudyText, setting: str) -> Figure:
@@ -121,14 +132,9 @@ def _curves(own: list[Seeds], text: StudyText, setting: str) -> Figure:
 
 
 def _curve(x: Seeds, number: int) -> Series:
-    curve = _median(x.cells).curve
+    curve = _middle(x.cells, "kl").curve
     points = [(s, k) for s, k in zip(curve.steps, curve.kl, strict=True) if s > 0]
     return Series(x.row, [s for s, _ in points], [k for _, k in points], **_look(number))
-
-
-def _median(cells: Sequence[Cell]) -> Cell:
-    ordered = sorted(cells, key=lambda x: (not known(x.metrics["kl"].mean), x.metrics["kl"].mean))
-    return ordered[(len(ordered) - 1) // 2]
 
 
 def _floor(own: list[Seeds], ends: list[float]) -> list[Series]:
@@ -142,10 +148,10 @@ def _floor(own: list[Seeds], ends: list[float]) -> list[Series]:
 
 
 def _dots(own: list[Seeds], text: StudyText, setting: str) -> Figure:
-    rows = [(x.row, _value(x, "kl"), COLORS[0]) for x in own]
+    rows = [(x.row, Estimate(_median(x, "kl"), None), COLORS[0]) for x in own]
     floors = {name: x.floor_kl(name) for x in own for name in [x.best_floor()]}
     rows += [(f"floor: {name}", Estimate(kl, None), GREY) for name, kl in floors.items()]
-    svg = charts.dots(rows, f"{text.title}, {setting}: KL", "KL (bits)")
+    each = [_values(x, "kl") for x in own]
+    svg = charts.dots(rows, f"{text.title}, {setting}: KL", "KL (bits)", each=each)
     name = file_name(f"{text.name}-kl-{setting}")
-    caption = "Mean over seeds; the bars are standard deviations."
-    return Figure(name, text.name, f"KL: {setting}", caption, svg)
+    return Figure(name, text.name, f"KL: {setting}", SEEDS, svg)
