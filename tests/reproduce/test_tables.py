@@ -295,6 +295,19 @@ def test_what_differs_between_variants_has_a_column():
     assert rows[2]["accuracy"] == "50.0% (1 seed)"
 
 
+def test_models_of_the_papers_size_stand_beside_the_papers():
+    numbers = {"entropy_mae_of_mean": 0.0055}
+    large = cell(
+        "bijection",
+        "6 x 192",
+        study="paper-size",
+        task_options=THEIRS["bijection"],
+        numbers=numbers,
+    )
+    (row,) = lines(document(large), "paper-size")
+    assert row["paper"] == "0.003 / 0.007" and row["beside the paper"] == "agrees"
+
+
 def test_what_is_gained_after_freezing():
     curve = [(1, 1.0), (100, 0.01), (10_000, 0.0001)]
     whole = cell("bijection", "nothing frozen", study="freezing", curve=curve, numbers={"kl": 1e-4})

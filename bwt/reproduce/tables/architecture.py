@@ -42,7 +42,7 @@ def _headline(seeds: Seeds | None) -> str:
     if seeds is None:
         return "-"
     lost = f"; {len(seeds.lost)} more without a result" if seeds.lost else ""
-    return f"{headline(seeds)}{lost} (paper {beside.papers(seeds.task, seeds.row)})"
+    return f"{headline(seeds)}{lost} (paper {beside.papers(seeds)})"
 
 
 SHOWN = ("entropy_mae", "kl", "tvd", "excess", "accuracy")

@@ -16,14 +16,21 @@ RULE = (
 )
 
 
-def papers(task: str, row: str) -> str:
+def papers(seeds: Seeds) -> str:
     """Its figures, of versions 1 and 3 if there are two."""
-    show = percent if task == "recall" else number
-    return " / ".join(show(x.value) for x in paper.HEADLINE.get((task, row), ())) or "-"
+    show = percent if seeds.task == "recall" else number
+    return " / ".join(show(x.value) for x in _figures(seeds)) or "-"
+
+
+def _figures(seeds: Seeds) -> tuple[paper.Figure, ...]:
+    """Of the row, or where rows are no models, of the model."""
+    model = seeds.cells[0].config["model"]
+    found = (paper.HEADLINE.get((seeds.task, name), ()) for name in (seeds.row, model))
+    return next(filter(None, found), ())
 
 
 def beside(seeds: Seeds) -> str:
-    figures = paper.HEADLINE.get((seeds.task, seeds.row), ())
+    figures = _figures(seeds)
     if not figures:
         return "-"
     notes = [x.note for x in figures if x.note]

@@ -1,6 +1,7 @@
 """The table of any study: a line for each variant."""
 
 from bwt.records.results import Results, StudyText
+from bwt.reproduce.tables import beside
 from bwt.reproduce.tables.architecture import rates
 from bwt.reproduce.tables.circumstances import circumstances
 from bwt.reproduce.tables.freezing import columns as freezing
@@ -8,6 +9,7 @@ from bwt.reproduce.tables.table import Table, spread_of
 from bwt.reproduce.tables.variants import Seeds, variants
 
 Columns = dict[str, list[str]]
+BESIDE_THE_PAPER = ("paper-size", "generators")  # studies near enough to it
 
 
 def study(results: Results, text: StudyText) -> Table:
@@ -20,6 +22,8 @@ def study(results: Results, text: StudyText) -> Table:
         notes.append(f"All: {shared.pop()}.")
     if text.tuned:
         notes.append(rates(results))
+    if text.name in BESIDE_THE_PAPER:
+        notes.append(beside.RULE)
     if text.name == "freezing":
         notes.append(
             "Gained after: the KL of the run of the same seed in which nothing is frozen, at that "
@@ -49,4 +53,7 @@ def _columns(found: list[Seeds], text: StudyText) -> Columns:
     columns["best floor (kl)"] = [x.floor() for x in found]
     columns["learned"] = [x.learned() for x in found]
     columns["per doubling"] = [x.slope() for x in found]
+    if text.name in BESIDE_THE_PAPER:
+        columns["paper"] = [beside.papers(x) for x in found]
+        columns["beside the paper"] = [beside.beside(x) for x in found]
     return columns
