@@ -89,7 +89,7 @@ def wanted(scale: Scale, only: Iterable[str]) -> list[tuple[Study, Variant]]:
         opened = (variant.setting, variant.row) in study.opened
         return (
             not only
-            or study.name in only
+            or bool(only & {study.name, f"{study.name}/{variant.setting}"})
             or ("lengths" in only and read_longer(study, variant))
             or (bool(only & {"geometry", "ablation"}) and opened)
         )
@@ -105,8 +105,9 @@ def read_longer(study: Study, variant: Variant) -> bool:
 
 
 def names(scale: Scale) -> list[str]:
-    """What `--only` may name."""
-    return [*(study.name for study in scale.studies), *TABLES]
+    """What `--only` may name: studies, tables, and single settings as STUDY/SETTING."""
+    settings = [f"{study.name}/{x.setting}" for study in scale.studies for x in study.variants]
+    return [*(study.name for study in scale.studies), *TABLES, *dict.fromkeys(settings)]
 
 
 def choose(kl: dict[float, list[float]]) -> float | None:

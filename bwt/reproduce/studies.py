@@ -313,6 +313,7 @@ def paper_size(steps: int, hmm_steps: int) -> Study:
             ),
         ),
         preset="paper",
+        seeds=2,
         opened=(
             ("bijection", "6 x 192, token shift"),
             ("bijection", "6 x 192"),

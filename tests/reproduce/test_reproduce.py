@@ -465,3 +465,9 @@ def test_bad_arguments_are_one_line_and_two(capsys, tmp_path, tiny_scale):
     assert main(["reproduce", "--scale", "tiny", "--only", "recall", *place]) == 2
     assert "the scale tiny has no recall; it has architecture" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_setting_of_a_study_can_be_named():
+    named = plan.wanted(TINY, ("architecture/hmm",))
+    assert {(study.name, x.setting) for study, x in named} == {("architecture", "hmm")}
+    assert "architecture/hmm" in plan.names(TINY)

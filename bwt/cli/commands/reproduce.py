@@ -20,9 +20,10 @@ def add_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
     add = parser.add_argument
     text = "; ".join(f"{scale.name}: {scale.about}" for scale in SCALES.values())
     add("--scale", metavar="|".join(SCALES), choices=SCALES, default="laptop", help=text)
-    known = list(dict.fromkeys(name for scale in SCALES.values() for name in names(scale)))
-    text = f"only what these studies and tables need: {', '.join(known)}"
-    add("--only", metavar="NAME", nargs="+", choices=known, default=[], help=text)
+    every = dict.fromkeys(name for scale in SCALES.values() for name in names(scale))
+    known = ", ".join(name for name in every if "/" not in name)
+    text = f"only what these studies and tables need: {known}; STUDY/SETTING for a part of one"
+    add("--only", metavar="NAME", nargs="+", default=[], help=text)
     add("--seeds", metavar="N", type=int, help="(default: those of the scale)")
     add("--runs", metavar="DIR", help="of the runs (default: runs/reproduce-SCALE)")
     add("--out", metavar="DIR", help="of the tables (default: results/SCALE)")
@@ -69,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _check_names(scale: Scale, only: Sequence[str]) -> None:
     for name in only:
         if name not in names(scale):
-            known = ", ".join(names(scale))
+            known = ", ".join(known for known in names(scale) if "/" not in known)
             raise ValueError(f"reproduce: the scale {scale.name} has no {name}; it has {known}")
 
 
