@@ -56,8 +56,15 @@ def dissociation(
     if not ways or len(late) < 2:
         return found
     floor = references.tremor()
-    table = torch.stack(ways, 1), torch.stack(kl, 1)
+    guess, _ = subject.losses(torch.zeros_like(subject.exact).log_softmax(-1))
+    table = torch.stack(ways, 1), no_worse_than(guess, torch.stack(kl, 1))
     return replace(found, slopes=slopes(steps, *table, floor), floor=floor)
+
+
+def no_worse_than(guess: Tensor, kl: Tensor) -> Tensor:
+    """KL [B, n] with columns scaled down to the mean of a uniform guess [B] where theirs is above:
+    to come down from wild predictions to that guess is not to learn."""
+    return kl * (guess.mean() / kl.mean(0)).clamp_max(1)
 
 
 class _Snapshot:

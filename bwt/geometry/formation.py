@@ -42,8 +42,10 @@ def formation(
         rows.append(_row(step, subject.of(load(step)), places))
         tick()
     share = matching[..., values].sum(-1) / (subject.positions + 1)
+    guess = torch.zeros_like(subject.exact).log_softmax(-1)
     return Formation(
         rows=rows,
+        uniform_known=_where(_kl(subject, guess), known).mean,
         uniform_binding=(1 / (values + 1.0)).mean().item(),
         uniform_answer=share[known].mean().item(),
         sequences=len(subject.batch.tokens),
@@ -58,9 +60,13 @@ class Places(NamedTuple):
 
 
 def _row(step: int, subject: Subject, places: Places) -> FormationRow:
-    kl = measure(subject.predict(), subject.exact, subject.batch.targets)[KL]
+    kl = _kl(subject, subject.predict())
     known, new = _where(kl, places.known), _where(kl, ~places.known)
     return FormationRow(step, known, new, *attention_of(subject, places))
+
+
+def _kl(subject: Subject, log_q: Tensor) -> Tensor:
+    return measure(log_q, subject.exact, subject.batch.targets)[KL]
 
 
 def _where(kl: Tensor, mask: Tensor) -> Estimate | None:

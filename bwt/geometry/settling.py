@@ -17,8 +17,9 @@ ratio
     ratio = sum log d(t) / d0  over  sum log KL(t) / KL0
 
 which is 1 if distance is proportional to KL, whatever the shape of the curves. d0 and KL0 are the
-largest values before learning begins, step 0 included: a frame that is done by then has no slope
-left among the checkpoints that follow, and attention may go away from its end at first.
+largest values before learning begins, step 0 included, KL0 at most that of a uniform guess: a frame
+that is done by then has no slope left among the checkpoints that follow, and attention may go away
+from its end at first.
 
 What is left at the references can be read in two ways, and these are the ends of a range:
 

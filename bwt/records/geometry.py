@@ -353,6 +353,7 @@ class FormationRow(Record):
 @dataclass(frozen=True)
 class Formation(Record):
     rows: list[FormationRow]
+    uniform_known: float  # KL of a uniform guess on known keys
     uniform_binding: float  # of attention that looks everywhere alike
     uniform_answer: float
     sequences: int

@@ -8,7 +8,7 @@ import torch
 from planted import TASK, Maps, Planted, Staged
 
 from bwt.geometry import stats
-from bwt.geometry.dissociation import dissociation
+from bwt.geometry.dissociation import dissociation, no_worse_than
 from bwt.geometry.settling import compared
 from bwt.geometry.subject import Subject
 from bwt.records.base import RecordError
@@ -173,3 +173,11 @@ def test_checkpoints_are_chosen_by_kl_alone():
     #                 0  waits  begins            twice the references not any more
     assert compared([1.0, 0.95, 0.5, 0.92, 0.8, 0.3, 0.1, 0.05, 0.02, 0.03]) == [4, 5, 6]
     assert compared([1.0, 1.0, 1.0, 1.0, 1.0]) == []
+
+
+def test_to_come_down_to_a_guess_is_not_to_learn():
+    guess = torch.tensor([1.0, 3.0])
+    kl = torch.tensor([[8.0, 2.0, 0.5], [16.0, 2.0, 0.7]])
+    capped = no_worse_than(guess, kl)
+    assert capped.mean(0).tolist() == pytest.approx([2.0, 2.0, 0.6])
+    assert torch.equal(capped[:, 1:], kl[:, 1:])

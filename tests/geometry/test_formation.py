@@ -86,7 +86,7 @@ def test_a_planted_look_up_is_found_when_it_forms():
     assert new[0] == new[2] < uniform
     text = in_words(found)
     assert "more than half from step 1 on" in text and "more than half from step 2 on" in text
-    assert "halved from step 2 on" in text
+    assert "less than half of what a guess does (2.32 bits) from step 2 on" in text
 
 
 def test_what_has_not_formed_is_said_not_to():

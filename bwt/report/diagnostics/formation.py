@@ -8,7 +8,7 @@ from bwt.report.charts import Series
 from bwt.report.diagnostics.shown import Shown
 
 FORMED = 0.5  # of the attention of a head
-LEARNED = 0.5  # of the KL before training
+LEARNED = 0.5  # of the KL of a guess
 
 
 def cards(section: Formation) -> list[Card]:
@@ -79,8 +79,8 @@ def in_words(section: Formation) -> str:
     rows, last = section.rows, section.rows[-1]
     bound = first(rows, lambda row: max(row.binding) >= FORMED)
     matched = first(rows, lambda row: max(row.answer) >= FORMED)
-    start = rows[0].kl_known.mean
-    learned = first(rows, lambda row: row.kl_known.mean <= LEARNED * start)
+    guess = section.uniform_known
+    learned = first(rows, lambda row: row.kl_known.mean <= LEARNED * guess)
 
     def layer(shares: list[float]) -> str:
         return f"layer {shares.index(max(shares))}"
@@ -97,9 +97,15 @@ def in_words(section: Formation) -> str:
         + ("." if matched is None else f", more than half from step {matched} on."),
     ]
     if learned is None:
-        text.append("The look-up has not formed: keys that were shown before cost as much as ever.")
+        text.append(
+            "The look-up has not formed: a known key costs "
+            f"{words.num(last.kl_known.mean)} bits, a guess {words.num(guess)}."
+        )
     else:
-        text.append(f"The bits lost on known keys are halved from step {learned} on.")
+        text.append(
+            f"A known key costs less than half of what a guess does ({words.num(guess)} bits) from "
+            f"step {learned} on."
+        )
     return " ".join(text)
 
 
