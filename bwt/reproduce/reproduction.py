@@ -33,6 +33,7 @@ class Reproduction:
     command: str
     only: tuple[str, ...] = ()
     seeds: int | None = None  # None: the scale's
+    gather: bool = False  # run nothing: write what there is
     show: Callable[[Sweep], None] = lambda sweep: None
     say: Callable[[str], None] = lambda text: None
     planned: list[Planned] = field(default_factory=list)
@@ -63,7 +64,7 @@ class Reproduction:
     def run(self) -> Results:
         pairs = plan.wanted(self.scale, self.only)
         self._try_rates([pair for pair in pairs if pair[0].tuned])
-        if not self.interrupted:
+        if self.gather or not self.interrupted:
             self._train(self._seeds(pairs), "seeds")
         stages = plan.followups(self.scale, self._final(), self.only)
         for number, stage in enumerate(stages):
@@ -153,6 +154,9 @@ class Reproduction:
         return former
 
     def _sweep(self, cells: list, title: str) -> None:
+        if self.gather:
+            self.interrupted = True  # before its first cell
+            return
         self.say(f"{title}: {len(cells)} cells")
         sweep = Sweep(
             self.runs, cells, self.workers, show=self.show, say=self.say, record=f"{title}.json"

@@ -159,12 +159,14 @@ def keys(steps: int) -> Study:
             variant("as they come"),
             variant("penalty on cosines", key_penalty=0.3),
             variant("reward for cosines", key_penalty=-0.3),
+            variant("weak penalty on cosines", key_penalty=0.03),
+            variant("weak reward for cosines", key_penalty=-0.03),
             variant("fixed random orthogonal", keys="orthogonal"),
             variant("all alike", keys="collapsed"),
         ),
         opened=tuple(
             ("bijection", row)
-            for row in ("as they come", "penalty on cosines", "reward for cosines")
+            for row in ("as they come", "weak penalty on cosines", "weak reward for cosines")
         ),
     )
 

@@ -471,3 +471,13 @@ def test_a_setting_of_a_study_can_be_named():
     named = plan.wanted(TINY, ("architecture/hmm",))
     assert {(study.name, x.setting) for study, x in named} == {("architecture", "hmm")}
     assert "architecture/hmm" in plan.names(TINY)
+
+
+def test_what_has_finished_is_gathered_and_nothing_run(tmp_path):
+    reproduction(tmp_path, Inline(), only=("shape",)).run()
+    workers = Inline()
+    more = reproduction(tmp_path, workers, out="again", only=("shape", "lengths"), gather=True)
+    document = more.run()
+    assert workers.started == [] and document.faults == {}
+    status = {x.study: x.status for x in document.cells}
+    assert status == {"shape": "finished", "architecture": "not finished"}

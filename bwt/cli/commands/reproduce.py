@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
     add("--seeds", metavar="N", type=int, help="(default: those of the scale)")
     add("--runs", metavar="DIR", help="of the runs (default: runs/reproduce-SCALE)")
     add("--out", metavar="DIR", help="of the tables (default: results/SCALE)")
+    add("--gather", action="store_true", help="run nothing; write the tables of what has finished")
     text = "run nothing; time some steps (laptop) or count operations (paper) and say what it costs"
     add("--estimate", action="store_true", help=text)
     text = f"--estimate at paper scale: sustained TFLOP/s of the GPU (default: {TFLOPS:g}, assumed)"
@@ -53,6 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         " ".join(words),
         only=tuple(arguments.only),
         seeds=arguments.seeds,
+        gather=arguments.gather,
         show=Live(arguments.json),
         say=say,
     )
@@ -61,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(results.to_json()))
     else:
         _print(results, reproduction.out)
-    if reproduction.interrupted:
+    if reproduction.interrupted and not arguments.gather:
         say("interrupted; the same command continues it")
         return 130
     return 1 if results.faults else 0
