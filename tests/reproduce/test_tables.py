@@ -308,17 +308,23 @@ def test_models_of_the_papers_size_stand_beside_the_papers():
     assert row["paper"] == "0.003 / 0.007" and row["beside the paper"] == "agrees"
 
 
-def test_what_is_gained_after_freezing():
+@pytest.mark.parametrize(
+    "own,start,after,whole_after",
+    [
+        ([(1, 1.0), (10, 0.2), (10_000, 0.02)], "0.2", "10x", "2000x"),  # it was evaluated there
+        ([(1, 1.0), (10_000, 0.02)], "0.1", "5x", "1000x"),  # it was not: on the way of the other
+    ],
+)
+def test_what_is_gained_after_freezing(own, start, after, whole_after):
     curve = [(1, 1.0), (100, 0.01), (10_000, 0.0001)]
     whole = cell("bijection", "nothing frozen", study="freezing", curve=curve, numbers={"kl": 1e-4})
-    frozen = cell(
-        "bijection", "routing frozen at 10", study="freezing", x=10.0, numbers={"kl": 0.02}
-    )
+    row = "routing frozen at 10"
+    frozen = cell("bijection", row, study="freezing", x=10.0, curve=own, numbers={"kl": 0.02})
     first, second = lines(document(whole, frozen), "freezing")
     assert first["gained after"] == "-"
-    assert second["kl at freezing"] == "0.1 (1 seed)"
-    assert second["gained after"] == "5x (1 seed)"
-    assert second["gained with nothing frozen"] == "1000x (1 seed)"
+    assert second["kl at freezing"] == f"{start} (1 seed)"
+    assert second["gained after"] == f"{after} (1 seed)"
+    assert second["gained with nothing frozen"] == f"{whole_after} (1 seed)"
 
 
 def test_between_evaluations_a_curve_is_straight_on_log_scales():

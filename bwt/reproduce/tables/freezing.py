@@ -15,17 +15,25 @@ def columns(found: list[Seeds]) -> dict[str, list[str]]:
         for x in found
     ]
     return {
-        "kl at freezing": [spread([at(own.curve, cell.x) for cell, own in each]) for each in pairs],
-        "gained after": [spread([_gain(*pair) for pair in each], factor) for each in pairs],
+        "kl at freezing": [spread([_start(*pair) for pair in each]) for each in pairs],
+        "gained after": [
+            spread([_gain(_start(*pair), pair[0]) for pair in each], factor) for each in pairs
+        ],
         "gained with nothing frozen": [
-            spread([_gain(own, own, cell.x) for cell, own in each], factor) for each in pairs
+            spread([_gain(_start(*pair), pair[1]) for pair in each], factor) for each in pairs
         ],
     }
 
 
-def _gain(cell: Cell, whole: Cell, step: float | None = None) -> float:
-    """From the step of freezing, or another one, to the end."""
-    start = at(whole.curve, cell.x if step is None else step)
+def _start(cell: Cell, whole: Cell) -> float:
+    """The KL at the step of freezing. Up to there both are one run, and the one that is frozen then
+    is evaluated there."""
+    if cell.x in cell.curve.steps:
+        return cell.curve.kl[cell.curve.steps.index(cell.x)]
+    return at(whole.curve, cell.x)
+
+
+def _gain(start: float, cell: Cell) -> float:
     end = cell.metrics["kl"].mean
     return start / end if end > 0 else math.nan
 

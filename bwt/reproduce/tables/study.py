@@ -26,8 +26,8 @@ def study(results: Results, text: StudyText) -> Table:
         notes.append(beside.RULE)
     if text.name == "freezing":
         notes.append(
-            "Gained after: the KL of the run of the same seed in which nothing is frozen, at that "
-            "step (between two evaluations on log scales), over the KL at the end."
+            "Up to its step a run that is frozen then is the run of the same seed in which nothing "
+            "is. Gained: the KL at that step over the KL at the end."
         )
     return Table(text.name, text.title, list(columns), rows, notes if found else [], text.name)
 
