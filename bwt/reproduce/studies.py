@@ -297,7 +297,7 @@ def paper_size(steps: int, hmm_steps: int) -> Study:
     }
     hmm = {**shared, "targets": "posterior", "logit_scale": 1.0, "steps": hmm_steps}
     shifted = {"token_shift": "input"}
-    block = {"token_shift": "block", "positions": "none"}
+    block = {"token_shift": "block", "positions": "none", "position_table": 0}
     return Study(
         "paper-size",
         "Models of the paper's size",
