@@ -8,6 +8,7 @@ from pathlib import Path
 from bwt.records.results import Cell, Results
 from bwt.report.page import standalone
 from bwt.report.style import FIGURE_STYLE, PAGE_STYLE
+from bwt.report.words import plural
 from bwt.reproduce import figures
 from bwt.reproduce.figures import Figure
 from bwt.reproduce.tables import READING, Table, build
@@ -64,9 +65,10 @@ def introduction(results: Results) -> str:
     hours = sum(cell.seconds or 0 for cell in results.cells) / 3600
     machines = sorted({_machine(cell) for cell in done})
     commits = sorted({str(cell.environment.get("commit"))[:12] for cell in done})
+    seeds = plural(len({cell.seed for cell in done}), "seed")
     return (
         f"{results.command}, {results.date}: {len(done)} of {len(results.cells)} cells finished, "
-        f"{hours:.1f} hours of training in all, up to {results.seeds} seeds. "
+        f"{hours:.1f} hours of training in all, {seeds}. "
         f"Run on: {'; '.join(machines) or 'nothing yet'}. Commits: {', '.join(commits) or '-'}."
     )
 
