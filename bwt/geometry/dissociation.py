@@ -56,7 +56,7 @@ def dissociation(
     if not ways or len(late) < 2:
         return found
     floor = references.tremor()
-    guess, _ = subject.losses(torch.zeros_like(subject.exact).log_softmax(-1))
+    guess, _ = subject.losses(subject.guess)
     table = torch.stack(ways, 1), no_worse_than(guess, torch.stack(kl, 1))
     return replace(found, slopes=slopes(steps, *table, floor), floor=floor)
 

@@ -15,14 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from bwt import taps
-from bwt.evaluate import METRICS, measure
 from bwt.geometry.attention import mass_on
 from bwt.geometry.stats import ratio
 from bwt.geometry.subject import CHUNK, Subject, blocks, rows_of
 from bwt.records.estimates import Estimate
 from bwt.records.geometry import Formation, FormationRow, Skipped
-
-KL = METRICS.index("kl")
 
 
 def formation(
@@ -42,10 +39,9 @@ def formation(
         rows.append(_row(step, subject.of(load(step)), places))
         tick()
     share = matching[..., values].sum(-1) / (subject.positions + 1)
-    guess = torch.zeros_like(subject.exact).log_softmax(-1)
     return Formation(
         rows=rows,
-        uniform_known=_where(_kl(subject, guess), known).mean,
+        uniform_known=_where(subject.kl(subject.guess), known).mean,
         uniform_binding=(1 / (values + 1.0)).mean().item(),
         uniform_answer=share[known].mean().item(),
         sequences=len(subject.batch.tokens),
@@ -60,13 +56,9 @@ class Places(NamedTuple):
 
 
 def _row(step: int, subject: Subject, places: Places) -> FormationRow:
-    kl = _kl(subject, subject.predict())
+    kl = subject.kl(subject.predict())
     known, new = _where(kl, places.known), _where(kl, ~places.known)
     return FormationRow(step, known, new, *attention_of(subject, places))
-
-
-def _kl(subject: Subject, log_q: Tensor) -> Tensor:
-    return measure(log_q, subject.exact, subject.batch.targets)[KL]
 
 
 def _where(kl: Tensor, mask: Tensor) -> Estimate | None:

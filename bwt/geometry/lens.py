@@ -12,13 +12,11 @@ import math
 import torch
 from torch import Tensor, nn
 
-from bwt.evaluate import METRICS, measure
 from bwt.geometry.stats import estimate
 from bwt.geometry.subject import Subject, stages
 from bwt.records.estimates import Estimate
 from bwt.records.geometry import Lens, LensStage, Skipped
 
-KL = METRICS.index("kl")
 RIDGE = 1e-5  # on weights of states scaled to unit variance: enough for a unique answer
 ITERATIONS = 100
 TINY = 1e-12  # for exact zeros, whose logarithm is needed
@@ -56,7 +54,7 @@ def lens(subject: Subject, untrained: Subject) -> Lens | Skipped:
 
 
 def _bits(subject: Subject, log_q: Tensor) -> Estimate:
-    return estimate(measure(log_q, subject.exact, subject.batch.targets)[KL].mean(-1))
+    return estimate(subject.kl(log_q).mean(-1))
 
 
 def _raw(model: nn.Module, x: Tensor, rest: Subject, width: int) -> Estimate | None:

@@ -70,6 +70,15 @@ class Subject:
         time = 2 if head and tap in ("q", "weights", "entropy", "out") else 1
         return value.index_select(time, self.positions)
 
+    def kl(self, log_q: Tensor) -> Tensor:
+        """[B, P] bits from the exact posterior to log-probabilities [B, P, O]."""
+        return measure(log_q, self.exact, self.batch.targets)[METRICS.index("kl")]
+
+    @property
+    def guess(self) -> Tensor:
+        """The log-probabilities [B, P, O] of a uniform guess."""
+        return torch.zeros_like(self.exact).log_softmax(-1)
+
     def losses(self, log_q: Tensor) -> tuple[Tensor, Tensor]:
         """KL to the exact posterior and entropy error [B], in bits, means over positions."""
         metrics = measure(log_q, self.exact, self.batch.targets)
