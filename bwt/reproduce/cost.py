@@ -23,9 +23,9 @@ def configs(scale: Scale, seeds: int | None) -> Iterator[tuple[str, TrainConfig,
     for study, variant in plan.wanted(scale, ()):
         count = float(seeds or study.seeds or scale.seeds)
         if study.tuned:
-            tried = len(scale.rates) * min(len(plan.TRIED), int(count))
+            tried = len(scale.rates) * plan.TRIED  # at most: some second seeds are not needed
             # Tried on the whole budget, the runs of the chosen rate are those of the tables.
-            count += scale.trial * tried if scale.trial < 1 else tried - min(2, count)
+            count += scale.trial * tried if scale.trial < 1 else tried - min(plan.TRIED, count)
         cell = plan.plan_cell(scale, Path("."), study, variant, 0).cell
         yield "-".join(plan.key_of(study, variant)), cell.config, count
 

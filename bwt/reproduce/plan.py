@@ -17,7 +17,7 @@ from bwt.sweep.cells import Cell, Command, make_cell
 READ_LONGER = ("transformer", "mamba", "lstm")  # an MLP has weights for its own positions only
 STRETCHES = (1.5, 2.5)  # the paper: trained on 20, tested on 30 and 50
 TABLES = ("lengths", "geometry", "ablation")  # that need a part of the cells only
-TRIED = (0, 1)  # seeds with which learning rates are tried
+TRIED = 2  # seeds with which a learning rate is tried
 EXTENSIONS = 2  # of the range of rates, to either side
 FACTOR = 10**0.5
 
@@ -110,18 +110,37 @@ def names(scale: Scale) -> list[str]:
     return [*(study.name for study in scale.studies), *TABLES, *dict.fromkeys(settings)]
 
 
-def choose(kl: dict[float, list[float]]) -> float | None:
-    """The rate whose worst seed is best; None if with each of them a seed came to nothing. One
-    that gives no mass to what happens has no KL that is a number."""
-    worst = {
-        rate: max((x if math.isfinite(x) else math.inf for x in values), default=math.inf)
-        for rate, values in kl.items()
-    }
+# What the trials of a variant have come to: rate -> seed -> KL.
+Trials = dict[float, dict[int, float]]
+
+
+def choose(kl: Trials) -> float | None:
+    """The rate whose worst seed is best; None if with each of them a seed came to nothing."""
+    worst = {rate: _worst(tried) for rate, tried in kl.items()}
     best = min(worst, key=lambda rate: worst[rate], default=None)
     return best if best is not None and worst[best] < math.inf else None
 
 
-def beyond(kl: dict[float, list[float]], started: tuple[float, ...]) -> float | None:
+def _worst(tried: dict[int, float]) -> float:
+    """One that gives no mass to what happens has no KL that is a number."""
+    return max((x if math.isfinite(x) else math.inf for x in tried.values()), default=math.inf)
+
+
+def next_trials(kl: Trials, started: tuple[float, ...]) -> list[tuple[float, int]]:
+    """The (rate, seed) to try next, none if the choice is settled. A second seed can only make a
+    rate worse, so it is tried for the best rate alone, until that has all its seeds."""
+    if not kl:
+        return [(rate, 0) for rate in started]
+    best = choose(kl)
+    if best is None:
+        return []
+    if len(kl[best]) < TRIED:
+        return [(best, len(kl[best]))]
+    further = beyond(kl, started)
+    return [] if further is None else [(further, 0)]
+
+
+def beyond(kl: Trials, started: tuple[float, ...]) -> float | None:
     """The next rate to try: beyond the best one, if that is the least or the greatest."""
     best = choose(kl)
     if best is None or min(kl) < best < max(kl):

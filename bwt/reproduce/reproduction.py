@@ -89,33 +89,29 @@ class Reproduction:
         ]
 
     def _try_rates(self, pairs: list[tuple[Study, Variant]]) -> None:
-        kl: dict[tuple[str, str, str], dict[float, list[float]]] = {}
-        following = {plan.key_of(*pair): self.scale.rates for pair in pairs}
+        trials: dict[tuple[str, str, str], plan.Trials] = {plan.key_of(*x): {} for x in pairs}
         rounds = 0
-        while any(following.values()) and not self.interrupted:
-            cells = [
-                self._plan(*pair, seed, rate, trial=True)
-                for pair in pairs
-                for rate in following[plan.key_of(*pair)]
-                for seed in plan.TRIED[: max(1, self._seeds_of(pair[0]))]
-            ]
+        while cells := [x for pair in pairs for x in self._next_trials(pair, trials)]:
             self._train(cells, f"rates-{rounds}")
             for x in cells:
-                kl.setdefault(x.key, {}).setdefault(x.rate, []).append(self._kl(x))
-            following = {key: _beyond(kl[key], self.scale.rates) for key in following}
+                if self._cell(x).status == "not finished":
+                    trials.pop(x.key, None)  # interrupted: the best of all may still come
+                elif x.key in trials:
+                    trials[x.key].setdefault(x.rate, {})[x.seed] = self._kl(x)
             rounds += 1
-        for key, tried in kl.items():
+        for key, tried in trials.items():
             best = plan.choose(tried)
-            if self.interrupted and (following[key] or self._unsettled(key)):
-                continue  # the best of all may still come
             if best is not None:
                 self.rates[key] = best
             else:
                 self._note_hopeless(key)
 
-    def _unsettled(self, key: tuple[str, str, str]) -> bool:
-        cells = (self._cell(x) for x in self.planned if x.key == key)
-        return any(x.status == "not finished" for x in cells)
+    def _next_trials(self, pair: tuple[Study, Variant], trials: dict) -> list[Planned]:
+        tried = trials.get(plan.key_of(*pair))
+        if tried is None:
+            return []
+        following = plan.next_trials(tried, self.scale.rates)
+        return [self._plan(*pair, seed, rate, trial=True) for rate, seed in following]
 
     def _kl(self, x: Planned) -> float:
         cell = self._cell(x)
@@ -154,7 +150,7 @@ class Reproduction:
         return former
 
     def _sweep(self, cells: list, title: str) -> None:
-        if self.gather:
+        if self.gather or self.interrupted:
             self.interrupted = True  # before its first cell
             return
         self.say(f"{title}: {len(cells)} cells")
@@ -213,8 +209,3 @@ def same_run(one: dict[str, Any], other: dict[str, Any]) -> bool:
     except RunError:
         return False
     return all(one[name] == other[name] for name in one.keys() - CIRCUMSTANCES)
-
-
-def _beyond(kl: dict[float, list[float]], started: tuple[float, ...]) -> tuple[float, ...]:
-    further = plan.beyond(kl, started)
-    return () if further is None else (further,)

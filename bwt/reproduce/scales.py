@@ -63,7 +63,7 @@ WORKSTATION = Scale(
         studies.variants_of_tasks(steps=3000),
     ),
     about="fair budgets and models of the paper's size, ten hours on 2 cores",
-    trial=0.25,
+    trial=0.1,
 )
 
 PAPER = Scale(

@@ -1,7 +1,6 @@
 """Architectures and tasks: ours beside the paper's."""
 
 from bwt.records.results import Results
-from bwt.reproduce.plan import TRIED
 from bwt.reproduce.tables import beside
 from bwt.reproduce.tables.circumstances import circumstances
 from bwt.reproduce.tables.table import Table, spread_of
@@ -74,11 +73,11 @@ def metrics(results: Results) -> Table:
 
 def rates(results: Results) -> str:
     tried = ", ".join(f"{x:g}" for x in results.rates)
-    seeds = " and ".join(map(str, TRIED))
     budget = "the whole budget" if results.trial >= 1 else f"{results.trial:.0%} of the steps"
     return (
-        f"Rate: factor on the preset's learning rates. {tried} were tried with seeds {seeds} on "
-        f"{budget}; the one whose worse seed is better is used for all seeds. Should it be the "
-        "least or the greatest, the range is extended; if it still is after that, it is marked as "
-        "an edge, and a better one may lie beyond it."
+        f"Rate: factor on the preset's learning rates. {tried} were tried on {budget}; the one "
+        "whose worse of two seeds is better is used for all seeds. (The second seed of a rate is "
+        "run only if the first leaves it a chance.) Should it be the least or the greatest, the "
+        "range is extended; if it still is after that, it is marked as an edge, and a better one "
+        "may lie beyond it."
     )
