@@ -8,20 +8,22 @@ clipping and optimizer, on one batch.
 
 import copy
 import functools
-import os
 import sys
 from typing import NamedTuple
 
 import common
 import torch
+from backends import using
 from bounds import deviation, model_error
 from common import Bench, Case, Claim, Provider
 from torch import Tensor, nn
 
 from bwt import models, tasks
+from bwt.runs.config import TrainConfig
 from bwt.runs.presets import preset_model
-from bwt.train.loop import loss_of
 from bwt.train.optim import Optimizer
+from bwt.train.program import losses_of
+from bwt.train.weights import Weights
 
 STEP = "step"
 CHECKED = 2  # sequences compared with the reference
@@ -72,9 +74,10 @@ class Stepper:
         self.batch = x.batch
         self.model = models.build_for(task_of(case), name, **options_of(case, name)).to(x.device)
         nn.init.normal_(self.model.head.weight)  # zeros would make every result right
-        self.optimizer = Optimizer(
-            self.model, name="adamw", lr=1e-3, muon_lr=0.0, betas=(0.9, 0.999), weight_decay=0.01
-        )
+        config = TrainConfig("hmm", beta2=0.999, weight_decay=0.01)
+        self.weights = Weights([self.model], muon=False, dtype=torch.float32)
+        self.optimizer = Optimizer(self.weights, [config])
+        self.factor = torch.ones(1, device=x.device)
 
     def logits(self, count: int | None = None) -> Tensor:
         features = None if self.batch.features is None else self.batch.features[:count]
@@ -87,24 +90,18 @@ class Stepper:
             for x in (self.batch.tokens[:CHECKED], self.batch.features, self.batch.positions)
         )
         features = None if features is None else features[:CHECKED].double()
-        before = os.environ.get("BWT_BACKEND")
-        os.environ["BWT_BACKEND"] = "reference"
-        try:
-            with torch.no_grad():
-                want = exact(tokens, features, positions)
-        finally:
-            del os.environ["BWT_BACKEND"]
-            if before is not None:
-                os.environ["BWT_BACKEND"] = before
+        with using("reference"), torch.no_grad():
+            want = exact(tokens, features, positions)
         with torch.no_grad():
             return self.logits(CHECKED), want
 
     def __call__(self):
         for p in self.model.parameters():
             p.grad = None
-        loss_of(self.logits(), self.batch, "sampled").backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        return self.optimizer.step(1.0)
+        losses_of(self.logits(), self.batch, "sampled").sum().backward()
+        self.weights.collect({name: p.grad for name, p in self.model.named_parameters()})
+        self.optimizer.clip()
+        return self.optimizer.step(self.factor)
 
 
 def provider(name: str) -> Provider:

@@ -1,13 +1,19 @@
 """Speed of a whole training step: sampling, forward, backward, clipping, optimizer.
 
     python benchmarks/bench_train.py --memory
+    python benchmarks/bench_train.py --cases quick-bijection --providers bwt 'stacked-*'
+    python benchmarks/bench_train.py --profile step.json --cases paper-bijection
 
-`bwt` is what `bwt train` runs. `eager-sdpa` and `eager-weights` are the same model and optimizer as
-one writes them in plain PyTorch: logits at all positions, AdamW as it comes, attention by SDPA or
-with explicit weights. `gemm` is the roofline: the counted operations of the matrix products at the
-speed of torch.mm in the same run.
+`bwt` is what `bwt train` runs: on a GPU a replayed CUDA graph, beside it `bwt-eager` without one.
+`stacked-M` are M runs in one program; times are those of a step of one of them. `eager-sdpa` and
+`eager-weights` are the same model and optimizer as one writes them in plain PyTorch: logits at all
+positions, AdamW as it comes, attention by SDPA or with explicit weights; `compiled-sdpa` is the
+first, compiled. `gemm` is the roofline: the counted operations of the matrix products at the speed
+of torch.mm in the same run, so that gemm / provider is the share of the peak that is used (MFU).
+How many kernels a step launches, and what the host takes for it: benchmarks/launches.py.
 """
 
+import argparse
 import dataclasses
 import functools
 import math
@@ -16,42 +22,57 @@ from typing import NamedTuple
 
 import common
 import torch
+from backends import using
 from bounds import deviation, model_error
-from common import Bench, Case, Claim, Provider
+from common import Bench, Case, Claim, Provider, Unavailable
 from torch import Tensor, nn
 from torch.nn import functional
 
 import bwt
-from bwt import models, tasks
-from bwt.runs.presets import preset_model
-from bwt.train.loop import loss_of
-from bwt.train.optim import Optimizer
+from bwt import models, tasks, train
+from bwt.reproduce.cost import sequence_flops
+from bwt.runs.config import TrainConfig
+from bwt.runs.directory import RunDirectory
+from bwt.runs.presets import preset_task, resolve
+from bwt.train.program import Program, losses_of
 
 STEP = "step"
 LR, CLIP = 1e-3, 1.0
+STEPS = 50_000  # more than are timed
+DECAY = 0.01  # torch's own default
 
 
-def declare(name: str, task: str, preset: str, batch: int) -> Case:
-    task_options = dict(num_symbols=20) if task == "bijection" else dict(length=20)
+def declare(
+    name: str, task: str, preset: str, batch: int, model: str = "transformer", **task_options
+) -> Case:
+    task_options = {**preset_task(preset, task), **task_options}
     built = tasks.get(task, **task_options)
-    shape = dict(task=task, batch=batch, T=built.seq_len, **preset_model(preset, task))
+    config = resolve(task, model, preset, task_options=task_options)
+    shape = dict(task=task, model=model, batch=batch, T=built.seq_len, **config.model_options)
+    # The steps of the preset: how many runs an hour has room for.
+    shape |= dict(task_options=task_options, steps=config.steps)
     return Case(name, shape, (STEP,), units=1)
 
 
 CASES = [
     declare("paper-bijection", "bijection", "paper", 64),
+    declare("paper-hmm-rows", "hmm", "paper", 64, header="rows"),
+    declare("paper-hmm-tokens", "hmm", "paper", 64, header="tokens", floor=0.05),
+    declare("paper-mamba", "bijection", "paper", 64, "mamba"),
+    declare("paper-lstm", "bijection", "paper", 64, "lstm"),
     declare("quick-bijection", "bijection", "quick", 64),
     declare("quick-hmm", "hmm", "quick", 128),
 ]
+NOT_OPTIONS = ("task", "task_options", "model", "batch", "T", "steps")
 
 
 @functools.cache
 def task_of(case: Case) -> tasks.Task:
-    return tasks.get(case.shape["task"])
+    return tasks.get(case.shape["task"], **case.shape["task_options"])
 
 
 def options_of(case: Case) -> dict:
-    return {k: v for k, v in case.shape.items() if k not in ("task", "batch", "T")}
+    return {k: v for k, v in case.shape.items() if k not in NOT_OPTIONS}
 
 
 class Inputs(NamedTuple):
@@ -62,7 +83,7 @@ class Inputs(NamedTuple):
 
 def inputs(case: Case, device: str) -> Inputs:
     torch.manual_seed(0)
-    model = models.build_for(task_of(case), "transformer", **options_of(case)).to(device)
+    model = build(case, device)
     with torch.no_grad():
         if model.head.weight is not None:  # zeros would make every result right
             model.head.weight.normal_(std=0.02)
@@ -70,34 +91,28 @@ def inputs(case: Case, device: str) -> Inputs:
     return Inputs(model, task_of(case).sample(16, generator=generator, device=device), device)
 
 
-def copy(case: Case, x: Inputs) -> nn.Module:
-    model = models.build_for(task_of(case), "transformer", **options_of(case)).to(x.device)
-    model.load_state_dict(x.model.state_dict())
-    return model
+def build(case: Case, device: str) -> nn.Module:
+    return models.build_for(task_of(case), case.shape["model"], **options_of(case)).to(device)
 
 
 class Stepper:
     """A step on fresh data when called; `result()` is what is compared: loss and gradients of the
     weights all providers start from."""
 
-    def __init__(self, case: Case, x: Inputs, forward, model: nn.Module, optimizer):
-        self.case, self.forward, self.model, self.optimizer = case, forward, model, optimizer
-        self.generator = torch.Generator(x.device).manual_seed(2)
-        self.device, self.batch = x.device, x.batch
+    def __init__(self, x: Inputs, forward, model: nn.Module, step):
+        self.forward, self.model, self.step, self.batch = forward, model, step, x.batch
         self.parameters = list(model.parameters())
-        self.start = [p.detach().clone() for p in self.parameters]
-
-    def gradients(self, batch: tasks.Batch) -> list[Tensor]:
-        for p in self.parameters:
-            p.grad = None
-        loss = loss_of(self.forward(batch), batch, "sampled")
-        loss.backward()
-        return [loss.detach(), *(p.grad for p in self.parameters)]
+        self.start = [p.detach().clone() for p in x.model.parameters()]
+        self.set_parameters(self.start)
 
     def result(self) -> list[Tensor]:
         present = [p.detach().clone() for p in self.parameters]
         self.set_parameters(self.start)
-        found = [g.clone() for g in self.gradients(self.batch)]
+        for p in self.parameters:
+            p.grad = None
+        loss = losses_of(self.forward(self.batch), self.batch, "sampled").sum()
+        loss.backward()
+        found = [loss.detach(), *(p.grad.clone() for p in self.parameters)]
         self.set_parameters(present)
         return found
 
@@ -107,24 +122,46 @@ class Stepper:
                 p.copy_(value)
 
     def __call__(self):
-        size = self.case.shape["batch"]
-        batch = task_of(self.case).sample(
-            size, generator=self.generator, device=self.device, posterior=False
-        )
-        self.gradients(batch)
-        nn.utils.clip_grad_norm_(self.parameters, CLIP)
-        return self.optimizer()
+        return self.step()
 
 
-def of_bwt(*, compiled: bool = False, capture: bool = False):
+def config_of(case: Case, device: str, **settings) -> TrainConfig:
+    return TrainConfig(
+        case.shape["task"],
+        case.shape["model"],
+        task_options=case.shape["task_options"],
+        model_options=options_of(case),
+        batch_size=case.shape["batch"],
+        steps=STEPS,
+        lr=LR,
+        clip=CLIP,
+        beta2=0.999,
+        weight_decay=DECAY,
+        average=0.0,
+        device=device,
+        **settings,
+    )
+
+
+def of_bwt(*, capture: bool = False, stacked: int = 1, **settings):
     def make(case, mode, x, device):
-        model = copy(case, x)
-        if compiled:
-            torch._dynamo.reset()
-            model.compile()
-        inner = Optimizer(
-            model, name="adamw", lr=LR, muon_lr=0.0, betas=(0.9, 0.999), weight_decay=0.01
-        )
+        if stacked > 1 and case.shape["model"] == "lstm":
+            raise Unavailable("torch's LSTM cannot be stacked")
+        torch._dynamo.reset()
+        made = [
+            train.Trainer(
+                config_of(case, device, seed=seed, **settings),
+                RunDirectory("."),
+                torch.device(device),
+                say=lambda text: None,
+                quiet=True,
+            )
+            for seed in range(stacked)
+        ]
+        if stacked > 1:
+            Program(made)
+        first = made[0]
+        model = first.model
 
         def forward(batch):
             if not capture:
@@ -132,7 +169,11 @@ def of_bwt(*, compiled: bool = False, capture: bool = False):
             with bwt.capture(model, "blocks.*.attn.weights"):
                 return model(batch.tokens, batch.features, batch.positions)
 
-        return Stepper(case, x, forward, model, lambda: inner.step(1.0)), case.units
+        if capture:
+            if case.shape["model"] != "transformer":
+                raise Unavailable("has no attention")
+            first.losses = lambda batch: (losses_of(forward(batch), batch, "sampled"), None)
+        return Stepper(x, forward, model, lambda: first.update(False)), case.units * stacked
 
     return make
 
@@ -173,29 +214,52 @@ def eager_forward(model: nn.Module, batch: tasks.Batch, explicit: bool) -> Tenso
     return logits[:, batch.positions]
 
 
-def of_eager(*, explicit: bool):
+def of_eager(*, explicit: bool, compiled: bool = False):
     def make(case, mode, x, device):
-        model = copy(case, x)
+        if case.shape["model"] != "transformer":
+            raise Unavailable("is written for the transformer")
+        model = build(case, device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
         forward = functools.partial(eager_forward, model, explicit=explicit)
-        return Stepper(case, x, forward, model, optimizer.step), case.units
+        if compiled:
+            torch._dynamo.reset()
+            forward = torch.compile(forward)
+        generator = torch.Generator(device).manual_seed(2)
+
+        def step():
+            batch = task_of(case).sample(
+                case.shape["batch"], generator=generator, device=device, posterior=False
+            )
+            optimizer.zero_grad()
+            logits = forward(batch)
+            functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten()).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+            return optimizer.step()
+
+        return Stepper(x, forward, model, step), case.units
 
     return make
 
 
 def check(case: Case, mode: str, x: Inputs, outputs, units: float) -> str | None:
-    """Loss and gradients against the same model in float64 with explicit attention."""
-    model = copy(case, x).double()
-    batch = x.batch
+    """Loss and gradients against the same model in float64; a transformer's with explicit
+    attention, others by the torch backend of their ops."""
+    model = build(case, x.device)
+    model.load_state_dict(x.model.state_dict())
+    model, batch = model.double(), x.batch
     if batch.features is not None:
         batch = batch._replace(features=batch.features.double())
-    logits = eager_forward(model, batch, explicit=True)
+    if case.shape["model"] == "transformer":
+        logits = eager_forward(model, batch, explicit=True)
+    else:
+        with using("torch"):
+            logits = model(batch.tokens, batch.features, batch.positions)
     loss = functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten())
     loss.backward()
     wanted = [loss.detach(), *(p.grad for p in model.parameters())]
     for index, (got, want) in enumerate(zip(outputs, wanted, strict=True)):
         # Some gradients are next to nothing: 1e-3 is small beside the others.
-        bound = model_error(torch.float32)
+        bound = model_error(got.dtype if index else torch.float32)
         if fault := deviation(f"result {index}", got, want.numpy(), bound, least=1e-3):
             return fault
     return None
@@ -205,6 +269,8 @@ def operations(case: Case, mode: str) -> float:
     """Of the matrix products, forward and twice that backward, as `bwt` needs them: the last
     block's output projection and MLP and the head run at supervised positions only."""
     task, shape = task_of(case), case.shape
+    if shape["model"] != "transformer":
+        return shape["batch"] * float(sequence_flops(config_of(case, "cpu")))
     T, P, C = shape["T"], len(task.positions), shape["width"]
     L = shape["layers"]
     per_block_input, per_block_rest, attention = 3 * C * C, 9 * C * C, C * (T + 1)
@@ -213,25 +279,47 @@ def operations(case: Case, mode: str) -> float:
 
 
 def rates(rows: list[dict]) -> str:
-    """Steps and tokens per second, and the peak of memory if it was measured."""
+    """Steps and tokens per second, runs an hour, the share of the peak that torch.mm reached in the
+    same run, and the peak of memory if it was measured."""
+    peaks = {_where(row): common.per_unit(row) for row in rows if row["provider"] == "gemm"}
     lines = []
     for row in rows:
         if row["bound"]:
             continue
-        steps = 1 / common.per_unit(row)
-        tokens = steps * row["shape"]["batch"] * row["shape"]["T"]
-        peak = "" if row["peak_mb"] is None else f", peak {row['peak_mb']:.0f} MB"
-        where = f"{row['case']} {row['provider']}, {row['threads']} thread(s)"
-        lines.append(f"{where}: {steps:.3g} steps/s, {tokens:,.0f} tokens/s{peak}")
+        step = common.per_unit(row)
+        shape = row["shape"]
+        tokens = shape["batch"] * shape["T"] / step
+        runs = 3600 / (step * shape["steps"])
+        text = f"{1 / step:.3g} steps/s, {tokens:,.0f} tokens/s, {runs:.3g} runs/hour"
+        if (peak := peaks.get(_where(row))) is not None:
+            text += f", MFU {peak / step:.0%}"
+        if row["peak_mb"] is not None:
+            text += f", peak {row['peak_mb']:.0f} MB"
+        lines.append(f"{row['case']} {row['provider']}, {row['threads']} thread(s): {text}")
     return "\n".join(lines)
 
 
+def _where(row: dict) -> tuple:
+    return row["case"], row["device"], row["threads"]
+
+
+def provider(name: str, make, **options) -> Provider:
+    return Provider(name, make, modes=(STEP,), **options)
+
+
+GPU = ("cuda",)
 PROVIDERS = [
-    Provider("bwt", of_bwt(), modes=(STEP,), backend="auto"),
-    Provider("bwt-captured", of_bwt(capture=True), modes=(STEP,), backend="auto"),
-    Provider("bwt-compiled", of_bwt(compiled=True), modes=(STEP,), backend="auto"),
-    Provider("eager-sdpa", of_eager(explicit=False), modes=(STEP,)),
-    Provider("eager-weights", of_eager(explicit=True), modes=(STEP,)),
+    provider("bwt", of_bwt(), backend="auto"),
+    provider("bwt-captured", of_bwt(capture=True), backend="auto"),
+    provider("bwt-compiled", of_bwt(compile="on"), backend="auto"),
+    provider("bwt-eager", of_bwt(graph="off"), backend="auto", devices=GPU),
+    provider("bwt-tf32", of_bwt(precision="tf32"), backend="auto", devices=GPU),
+    provider("bwt-bf16", of_bwt(precision="bf16"), backend="auto"),
+    provider("stacked-4", of_bwt(stacked=4), backend="auto"),
+    provider("stacked-16", of_bwt(stacked=16), backend="auto"),
+    provider("eager-sdpa", of_eager(explicit=False)),
+    provider("eager-weights", of_eager(explicit=True)),
+    provider("compiled-sdpa", of_eager(explicit=False, compiled=True)),
     dataclasses.replace(common.gemm_bound("gemm", operations), modes=(STEP,)),
 ]
 
@@ -253,8 +341,31 @@ BENCH = Bench(
 )
 
 
+def profile(path: str, case: Case, device: str) -> None:
+    """A trace of some steps, for chrome://tracing or ui.perfetto.dev."""
+    x = inputs(case, device)
+    call, _ = of_bwt()(case, STEP, x, device)
+    for _ in range(5):  # a GPU's step is captured by then
+        call()
+    with torch.profiler.profile() as profiler:
+        for _ in range(3):
+            call()
+    profiler.export_chrome_trace(path)
+    print(profiler.key_averages().table(sort_by="self_cpu_time_total", row_limit=15))
+    print(f"trace of {case.name} on {device}: {path}; open it in ui.perfetto.dev")
+
+
 def main(argv: list[str] | None = None) -> int:
-    return common.main(BENCH, argv)
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--profile", metavar="FILE.json")
+    own, rest = parser.parse_known_args(sys.argv[1:] if argv is None else argv)
+    if own.profile is None:
+        return common.main(BENCH, rest)
+    parser.add_argument("--cases", nargs=1, choices=[x.name for x in CASES], required=True)
+    named = parser.parse_args(["--profile", own.profile, *rest])
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    profile(own.profile, next(x for x in CASES if x.name == named.cases[0]), device)
+    return 0
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ class Orthogonal(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, v = self.query_value(x).chunk(2, -1)
-        return torch.cat((q, functional.linear(x, self.fixed_key), v), -1)
+        return torch.cat((q, functional.linear(x, self.fixed_key.to(x.dtype)), v), -1)
 
 
 PROJECTIONS = {"learned": learned, "collapsed": Collapsed, "orthogonal": Orthogonal}

@@ -34,6 +34,7 @@ class Reproduction:
     only: tuple[str, ...] = ()
     seeds: int | None = None  # None: the scale's
     gather: bool = False  # run nothing: write what there is
+    stack: int = 1  # runs that train together, at most
     show: Callable[[Sweep], None] = lambda sweep: None
     say: Callable[[str], None] = lambda text: None
     planned: list[Planned] = field(default_factory=list)
@@ -155,7 +156,13 @@ class Reproduction:
             return
         self.say(f"{title}: {len(cells)} cells")
         sweep = Sweep(
-            self.runs, cells, self.workers, show=self.show, say=self.say, record=f"{title}.json"
+            self.runs,
+            cells,
+            self.workers,
+            show=self.show,
+            say=self.say,
+            record=f"{title}.json",
+            stack=self.stack,
         )
         outcomes = sweep.run()
         self.interrupted = self.interrupted or bool(sweep.stopping)

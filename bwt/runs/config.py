@@ -76,7 +76,17 @@ class TrainConfig:
     seed: int = option(0, "of the weights and of the data")
     threads: int = option(0, "CPU threads; 0: as torch chooses")
     device: str = option("auto", "auto, cpu, or cuda")
-    precision: str = option("fp32", "bf16: autocast, for a GPU", ("fp32", "bf16"))
+    precision: str = option(
+        "fp32",
+        "of what the model computes; weights are trained in float32. tf32: products on a GPU; "
+        "bf16: everything inside the model",
+        ("fp32", "tf32", "bf16"),
+    )
+    graph: str = option(
+        "auto",
+        "on a GPU: capture a whole step as one CUDA graph and replay it; auto: where that can be",
+        ("auto", "on", "off"),
+    )
     compile: str = option(
         "off",
         "torch.compile; graphs: with CUDA graphs. Costs 10-20 s at the start and gains 10-20%",

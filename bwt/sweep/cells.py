@@ -21,7 +21,7 @@ from bwt.runs.presets import resolve
 # What a run has before its first checkpoint: nothing is lost by starting over.
 BEGINNING = {".lock", "config.json", "environment.json", "metrics.jsonl", "checkpoints"}
 # Settings that change how a run is computed, not what is.
-CIRCUMSTANCES = {"threads", "device", "compile", "on_divergence"}
+CIRCUMSTANCES = {"threads", "device", "compile", "graph", "on_divergence"}
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """The weights that are evaluated: averages of those that are trained."""
 
 import math
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -14,38 +13,27 @@ class Averaged:
     trained ones themselves before it starts and if neither is wanted. Of a run until a plateau the
     last steps are not known beforehand, and its falling rate does what their mean would."""
 
-    def __init__(self, parameters: list[Tensor], config: TrainConfig):
-        self.parameters, self.config = parameters, config
-        self.mean: list[Tensor] = []
-        self.count = 0
+    def __init__(self, master: Tensor, config: TrainConfig):
+        self.master, self.config = master, config
         self.start = 0 if config.ema else math.floor(config.steps * (1 - config.average))
         self.wanted = bool(config.ema or (config.average and config.until == "steps"))
+        self.mean = torch.zeros_like(master) if self.wanted else None  # [M, N]
 
-    @torch.no_grad()
-    def update(self, step: int) -> None:
-        """After the step-th update (from 1)."""
-        if not self.wanted or step <= self.start:
-            return
-        if not self.mean:
-            self.mean = [p.detach().clone() for p in self.parameters]
-        self.count += 1
-        share = 1 / self.count
-        if self.config.ema:
-            # A short memory at first, or the initial weights would linger.
-            share = max(1 - self.config.ema, share)
-        torch._foreach_lerp_(self.mean, self.parameters, share)
+    def applies(self, step: int) -> bool:
+        """To the weights after the step-th update (from 0)."""
+        return self.wanted and step >= self.start
 
-    @contextmanager
-    def swapped_in(self):
-        """The model has the averaged weights inside."""
-        if not self.mean:
-            yield
-            return
-        trained = [p.detach().clone() for p in self.parameters]
-        with torch.no_grad():
-            torch._foreach_copy_(self.parameters, self.mean)
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                torch._foreach_copy_(self.parameters, trained)
+    def share(self, step: int) -> float:
+        """Of the weights after the step-th update (from 0) in the mean; the first is the whole."""
+        if not self.applies(step):
+            return 0.0
+        share = 1 / (step + 1 - self.start)
+        # A short memory at first, or the initial weights would linger.
+        return max(1 - self.config.ema, share) if self.config.ema else share
+
+    def update(self, share: Tensor) -> None:
+        self.mean.lerp_(self.master, share)
+
+    def best(self, step: int) -> Tensor:
+        """[M, N]: the weights to evaluate after so many updates."""
+        return self.mean if self.applies(step - 1) else self.master

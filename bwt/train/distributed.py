@@ -17,6 +17,7 @@ from torch import Tensor
 # Odd, so that no two ranks agree in the lowest 32 bits, which are all that the CPU's generator
 # takes of a seed; large, so that the streams of seeds 0, 1, 2 ... do not meet.
 STREAM_STEP = 0x9E3779B97F4A7C15
+BUCKET = 1 << 19  # gradients in a message: few messages, and the first leaves early
 
 
 def rank() -> int:
@@ -32,11 +33,16 @@ def stream(seed: int, rank: int, device: torch.device | str = "cpu") -> torch.Ge
     return torch.Generator(device).manual_seed((seed + rank * STREAM_STEP) % 2**63)
 
 
+def announced() -> bool:
+    """Whether torchrun has started several processes."""
+    return "RANK" in os.environ and int(os.environ["WORLD_SIZE"]) > 1
+
+
 @contextmanager
 def joined(device: torch.device) -> Iterator[None]:
     """Joins the group torchrun has announced, if any. What is on a GPU goes from GPU to GPU; what
     the hosts have to tell each other does not wait for them."""
-    if "RANK" not in os.environ or int(os.environ["WORLD_SIZE"]) == 1:
+    if not announced():
         yield
         return
     if device.type == "cuda":
@@ -56,19 +62,73 @@ def broadcast(tensors: list[Tensor]) -> None:
             dist.broadcast(x, 0)
 
 
-def reduce(gradients: list[Tensor], loss: Tensor) -> Tensor:
-    """Gradients become their mean over processes, and so does the loss that is returned. One
-    message for all."""
-    if not dist.is_initialized():
-        return loss
-    both = (*gradients, loss.detach().view(1))
-    flat = torch.cat([x.flatten() for x in both])
-    dist.all_reduce(flat)
-    flat /= world_size()
-    *parts, mean = flat.split([x.numel() for x in both])
-    for gradient, part in zip(gradients, parts, strict=True):
-        gradient.copy_(part.view_as(gradient))
-    return mean.squeeze(0).clone()  # who keeps the loss should not keep all gradients
+class Buckets:
+    """Gradients become their mean over processes: a message for each bucket of parameters, sent as
+    soon as backward has filled it, while it goes on with the next."""
+
+    def __init__(self, parameters: list[Tensor]):
+        self.buckets = [_Bucket(part) for part in _parts(parameters[::-1])]  # as backward comes
+        self.loss: tuple[Tensor, dist.Work] | None = None
+        for bucket in self.buckets:
+            for p in bucket.parameters:
+                p.register_post_accumulate_grad_hook(bucket.add)
+
+    def announce(self, loss: Tensor) -> None:
+        """Before backward."""
+        message = loss.detach().clone()
+        self.loss = message, dist.all_reduce(message, async_op=True)
+
+    def mean(self) -> Tensor:
+        """After backward: that of the loss, and the parameters have those of their gradients."""
+        for bucket in self.buckets:
+            bucket.finish()
+        message, work = self.loss
+        work.wait()
+        return message / world_size()
+
+
+class _Bucket:
+    def __init__(self, parameters: list[Tensor]):
+        self.parameters = parameters
+        self.message = torch.zeros(sum(p.numel() for p in parameters), device=parameters[0].device)
+        parts = self.message.split([p.numel() for p in parameters])
+        self.views = [part.view(p.shape) for part, p in zip(parts, parameters, strict=True)]
+        self.filled, self.work = 0, None
+
+    def add(self, parameter: Tensor) -> None:
+        """A parameter has its gradient."""
+        self.filled += 1
+        if self.filled == len(self.parameters):
+            self._send()
+
+    def _send(self) -> None:
+        """Those without a gradient send zeros, as another process may have one."""
+        present = [p.grad is not None for p in self.parameters]
+        if not all(present):
+            self.message.zero_()
+        pairs = [(x, p.grad) for x, p in zip(self.views, self.parameters, strict=True)]
+        torch._foreach_copy_(*zip(*(pair for pair in pairs if pair[1] is not None), strict=True))
+        self.work = dist.all_reduce(self.message, async_op=True)
+
+    def finish(self) -> None:
+        if self.work is None:
+            self._send()
+        self.work.wait()
+        self.filled, self.work = 0, None
+        self.message /= world_size()
+        for p, view in zip(self.parameters, self.views, strict=True):
+            p.grad = view.to(p.dtype)
+
+
+def _parts(parameters: list[Tensor]) -> Iterator[list[Tensor]]:
+    part: list[Tensor] = []
+    for p in parameters:
+        part.append(p)
+        if sum(x.numel() for x in part) >= BUCKET:
+            yield part
+            part = []
+    if part:
+        yield part
 
 
 def gather(x: Tensor) -> Tensor:

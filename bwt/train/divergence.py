@@ -4,19 +4,18 @@ A run has diverged at the first step whose loss is not finite, or at the last of
 a row whose losses are all above HOPELESS times that of a uniform guess over the outcomes (at least
 one bit). It has also diverged where its weights or its predictions are found not to be finite.
 
-Losses stay on the device until somebody looks, so that no step waits for it.
+Losses stay on the device until somebody looks, so that no step waits for it: on a CPU after each
+step, on a GPU or of several processes when a line is logged.
 """
 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 HOPELESS = 10
 PATIENCE = 100
-LOOK_EVERY = 256  # steps on a GPU, or of several processes: a look waits for all of them
 
 
 @dataclass(frozen=True)
@@ -30,25 +29,18 @@ class Divergence:
 
 
 class Watch:
-    def __init__(self, outcomes: int, every: int):
+    def __init__(self, outcomes: int, losses: Tensor):
+        """losses [steps] in nats: where each step leaves its own."""
         self.limit = HOPELESS * max(1.0, math.log2(outcomes))
-        self.every = every
-        self.recent: list[Tensor] = []
+        self.losses = losses
+        self.seen = 0  # steps
         self.above = 0  # steps in a row, up to the last look
 
-    def add(self, loss: Tensor) -> None:
-        self.recent.append(loss.detach())
-
-    def due(self) -> bool:
-        return len(self.recent) >= self.every
-
     def look(self, step: int) -> Divergence | None:
-        """At the losses since the last look; step: that of the last of them."""
-        if not self.recent:
-            return None
-        losses = (torch.stack(self.recent).double() / math.log(2)).tolist()
-        self.recent.clear()
-        for number, loss in enumerate(losses, step - len(losses) + 1):
+        """At the losses of the steps up to this one, since the last look. Waits for the device."""
+        losses = (self.losses[self.seen : step].double() / math.log(2)).tolist()
+        first, self.seen = self.seen + 1, step
+        for number, loss in enumerate(losses, first):
             if not math.isfinite(loss):
                 return Divergence(number, f"the loss is {loss}")
             self.above = self.above + 1 if loss > self.limit else 0

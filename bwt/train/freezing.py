@@ -18,7 +18,6 @@ itself at S; the schedule and the steps of evaluation follow from N, which all h
 """
 
 import re
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +25,8 @@ from torch import Tensor, nn
 from bwt import models
 from bwt.runs.config import TrainConfig
 from bwt.tasks import Task
+from bwt.train.optim import Optimizer
+from bwt.train.weights import Place, Weights
 
 QKV = re.compile(r"blocks\.\d+\.attn\.qkv\.weight")
 REST = re.compile(r"blocks\.\d+\.(attn\.proj|mlp)\..*")
@@ -63,38 +64,49 @@ class Frozen:
     """Nothing, before its step. No state of its own to save: what is kept are the weights at the
     first step that is frozen, or at which a run goes on behind it, and these are the same."""
 
-    def __init__(self, model: nn.Module, config: TrainConfig):
+    def __init__(self, model: nn.Module, weights: Weights, config: TrainConfig):
+        self.weights, self.start = weights, config.freeze_at
         chosen = {} if config.freeze == "none" else entries(model, config.freeze)
-        self.start = config.freeze_at
-        parameters = [(i, *named) for i, named in enumerate(model.named_parameters())]
-        self.parts = [(i, p, chosen[name]) for i, name, p in parameters if name in chosen]
+        self.columns = [
+            _columns(weights.layout.places[name], rows) for name, rows in chosen.items()
+        ]
         self.kept: list[Tensor] = []
 
     def applies(self, step: int) -> bool:
         """To the step-th update (from 0)."""
-        return bool(self.parts) and step >= self.start
+        return bool(self.columns) and step >= self.start
 
     @torch.no_grad()
-    def hold(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        """Before gradients are clipped: frozen entries have none, and no momentum either. Both
-        would turn the steps of others, as Muon makes the rows of a matrix orthogonal."""
-        for _, p, rows in self.parts:
-            if p.grad is not None:
-                p.grad[rows] = 0
-        if self.kept:
-            return
-        self.kept = [p[rows].clone() for _, p, rows in self.parts]
-        for _, p, rows in self.parts:
-            for optimizer in optimizers:
-                for name in ("momentum", "exp_avg"):
-                    if name in optimizer.state.get(p, {}):
-                        optimizer.state[p][name][rows] = 0
+    def begin(self, optimizer: Optimizer) -> None:
+        """Before the first step that is frozen. What is frozen loses its momentum, too: it would
+        turn the steps of others, as Muon makes the rows of a matrix orthogonal."""
+        self.kept = [self.weights.master[:, columns].clone() for columns in self.columns]
+        layout = self.weights.layout
+        for columns in self.columns:
+            for part, buffer in (
+                (layout.adamw, optimizer.exp_avg),
+                (layout.muon, optimizer.momentum),
+            ):
+                if part.start <= columns.start < part.stop:
+                    buffer[:, columns.start - part.start : columns.stop - part.start] = 0
 
-    @torch.no_grad()
-    def put_back(self, mean: list[Tensor]) -> None:
+    def hold(self) -> None:
+        """Before gradients are clipped: what is frozen has none."""
+        for columns in self.columns:
+            if columns.start < self.weights.layout.trained.stop:
+                self.weights.gradient[:, columns].zero_()
+
+    def put_back(self, mean: Tensor | None) -> None:
         """After the step: weight decay moves what has no gradient, too. And in the weights that are
         averaged, which may have begun before."""
-        for (i, p, rows), kept in zip(self.parts, self.kept, strict=True):
-            p[rows] = kept
-            if mean:
-                mean[i][rows] = kept
+        for columns, kept in zip(self.columns, self.kept, strict=True):
+            self.weights.master[:, columns].copy_(kept)
+            if mean is not None:
+                mean[:, columns].copy_(kept)
+
+
+def _columns(place: Place, rows: slice) -> slice:
+    """Of a buffer, that hold these rows of a parameter."""
+    start, stop, _ = rows.indices(place.shape[0])
+    across = place.size // place.shape[0]
+    return slice(place.start + start * across, place.start + stop * across)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,14 +17,17 @@ from bwt.runs.loading import read_config
 from bwt.tasks import statement
 from bwt.train import distributed, freezing, state
 from bwt.train.curriculum import curriculum
-from bwt.train.loop import Result, Trainer
+from bwt.train.loop import loop
 from bwt.train.penalty import KeyPenalty
 from bwt.train.signals import catch_signals
+from bwt.train.trainer import Result, Trainer
 
 
-def _set_threads(config: TrainConfig) -> None:
+def prepare(config: TrainConfig) -> None:
+    """What a run asks of torch as a whole."""
     if config.threads:
         torch.set_num_threads(config.threads)
+    torch.set_float32_matmul_precision("high" if config.precision == "tf32" else "highest")
 
 
 def train(
@@ -42,7 +46,7 @@ def train(
         KeyPenalty(task, config.key_penalty)  # refused before there is a directory
     curriculum(config, task)  # likewise
     freezing.check(config, task)
-    _set_threads(config)
+    prepare(config)
     device = local_device(config.device)
     with distributed.joined(device):
         run = RunDirectory(out) if distributed.rank() else RunDirectory.create(out)
@@ -57,24 +61,36 @@ def train(
             return _run(trainer)
 
 
+def start_or_restore(trainer: Trainer, **circumstances: Any) -> None:
+    """Brings a run to its last saved step. One that has none yet begins here."""
+    run = trainer.run
+    if run.resumable_steps():
+        state.restore(trainer)
+    distributed.wait()
+    if not trainer.main:
+        return
+    lost = run.forget_after(trainer.step)
+    if lost:
+        trainer.say(f"{lost} line(s) of metrics.jsonl could not be read and were left out")
+    if not (run.path / "environment.json").exists():
+        write_json(run.path / "environment.json", {**environment.collect(), **circumstances})
+
+
 def resume(
     out: str | Path, *, say: Callable[[str], None] = lambda text: None, quiet: bool = False
 ) -> Result:
-    """Continues a run from its last saved step, as if it had never stopped."""
+    """Continues a run from its last saved step, as if it had never stopped; from its beginning, if
+    none was saved yet."""
     run = RunDirectory.open(out)
     config, _ = read_config(run)
     if run.divergence:
         raise RunError(f"{run.path} {run.divergence_in_words()}; to resume it would repeat that")
-    _set_threads(config)
+    prepare(config)
     device = local_device(config.device)
     with distributed.joined(device), _alone(run):
         trainer = Trainer(config, run, device, say, quiet)
-        state.restore(trainer)
-        distributed.wait()
+        start_or_restore(trainer)
         if trainer.main:
-            lost = run.forget_after(trainer.step)
-            if lost:
-                say(f"{lost} line(s) of metrics.jsonl could not be read and were left out")
             say(f"resuming {run.path} at step {trainer.step} of {trainer.last}")
         return _run(trainer)
 
@@ -90,4 +106,4 @@ def _alone(run: RunDirectory):
 def _run(trainer: Trainer) -> Result:
     caught: list[int] = []
     with catch_signals(caught):
-        return trainer.loop(caught)
+        return loop([trainer], caught)[0]

@@ -11,27 +11,45 @@ from bwt.train.plateau import Plateau
 
 def weights_of(trainer) -> dict[str, Tensor]:
     """The weights that are evaluated."""
-    with trainer.averaged.swapped_in():
-        trained = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
-    return {**trained, **dict(trainer.model.named_buffers())}
+    best = trainer.program.averaged.best(trainer.step)
+    return {**_parameters(trainer, best), **dict(trainer.model.named_buffers())}
+
+
+def _parameters(trainer, buffer: Tensor) -> dict[str, Tensor]:
+    """By name, in the order of the model: views of its row of a buffer [M, N]."""
+    views = trainer.program.weights.layout.views(buffer[trainer.row])
+    return {name: views[name] for name, _ in trainer.model.named_parameters()}
 
 
 def state_of(trainer, generators: Tensor) -> dict[str, Tensor]:
     """What a resume needs."""
-    names = [name for name, _ in trainer.model.named_parameters()]
-    trained = dict(zip(names, trainer.parameters, strict=True))
-    mean = dict(zip(names, trainer.averaged.mean, strict=False))
+    program = trainer.program
     return {
-        **{f"weights/{name}": p for name, p in trained.items()},
+        **{
+            f"weights/{name}": x for name, x in _parameters(trainer, program.weights.master).items()
+        },
         **{f"weights/{name}": x for name, x in trainer.model.named_buffers()},
-        **{f"mean/{name}": p for name, p in mean.items()},
-        **{f"optimizer/{key}": value for key, value in trainer.optimizer.state().items()},
+        **{f"mean/{name}": x for name, x in _mean(trainer).items()},
+        **{f"optimizer/{key}": x for key, x in program.optimizer.state(trainer.row).items()},
         "generator": generators,
         "loss_sum": trainer.loss_sum,
-        "counts": torch.tensor([trainer.loss_count, trainer.averaged.count]),
+        "counts": torch.tensor([trainer.loss_count]),
         "seconds": torch.tensor(trainer.seconds, dtype=torch.float64),
         **_plateau_state(trainer.plateau),
     }
+
+
+def _mean(trainer) -> dict[str, Tensor]:
+    averaged = trainer.program.averaged
+    started = averaged.applies(trainer.step - 1)
+    return _parameters(trainer, averaged.mean) if started else {}
+
+
+def kept(trainer) -> list[Tensor]:
+    """The numbers that a checkpoint keeps."""
+    optimizer = trainer.program.optimizer.state(trainer.row)
+    master = _parameters(trainer, trainer.program.weights.master)
+    return [*master.values(), *_mean(trainer).values(), *optimizer.values()]
 
 
 def _plateau_state(plateau: Plateau | None) -> dict[str, Tensor]:
@@ -65,19 +83,23 @@ def _fill(trainer, state: dict[str, Tensor]) -> None:
         group, _, name = key.partition("/")
         if name:
             groups[group][name] = value.to(trainer.device)
-    checkpoints.fill(trainer.run, trainer.model, groups["weights"])
-    trainer.averaged.mean = [
-        groups["mean"][name] for name, _ in trainer.model.named_parameters() if groups["mean"]
-    ]
-    trainer.optimizer.load(groups["optimizer"])
+    program, row = trainer.program, trainer.row
+    with program.weights.pointing(trainer.model, row, program.weights.master):
+        checkpoints.fill(trainer.run, trainer.model, groups["weights"])
+    for name, x in _mean(trainer).items():
+        x.copy_(groups["mean"][name])
+    program.optimizer.load(row, groups["optimizer"], trainer.step)
+    program.go_to(trainer.step)
     trainer.generator.set_state(_own_generator(trainer, state["generator"]))
-    trainer.loss_sum = state["loss_sum"].to(trainer.device)
-    trainer.loss_count, trainer.averaged.count = state["counts"].tolist()
+    trainer.loss_sum.copy_(state["loss_sum"])
+    trainer.loss_count = state["counts"].tolist()[0]
     trainer.seconds = state["seconds"].item()
+    trainer.watch.seen = trainer.step
     if trainer.plateau is not None:
         ending = state["plateau_ending"].item()
         trainer.plateau.ending = None if ending < 0 else ending
         trainer.plateau.kl = {int(step): kl for step, kl in state["plateau_kl"].tolist()}
+        trainer.reschedule()
 
 
 def _own_generator(trainer, states: Tensor) -> Tensor:

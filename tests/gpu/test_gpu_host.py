@@ -10,7 +10,7 @@ import pytest
 import torch
 from gpu_host import pretend
 
-from bwt import tasks, train
+from bwt import tasks
 from bwt.cli import main
 from bwt.cli.presets import default_preset
 from bwt.ops import _library
@@ -122,7 +122,7 @@ def test_train_says_which_preset_it_takes_and_why(words, opening, gpus, work, ca
     ],
 )
 def test_bad_value_is_one_line_and_two(words, complaint, gpus, work, capsys, monkeypatch):
-    monkeypatch.setattr(train.Trainer, "loop", lambda *_: pytest.fail("a training has begun"))
+    monkeypatch.setattr("bwt.train.run.loop", lambda *_: pytest.fail("a training has begun"))
     assert main(["train", "bijection", *words]) == 2
     captured = capsys.readouterr()
     assert captured.err.count("\n") == 1 and complaint in captured.err

@@ -20,6 +20,8 @@ from bwt.sweep.cells import make_cell
 from bwt.sweep.sweep import Sweep, status_line
 from bwt.train import divergence, loop
 from bwt.train.divergence import HOPELESS, PATIENCE, Watch
+from bwt.train.optim import Optimizer
+from bwt.train.schedule import log_spaced
 
 CONFIG = TrainConfig(
     task="bijection",
@@ -61,9 +63,15 @@ def impatient(monkeypatch):
 
 @pytest.fixture
 def rarely_looked_at(monkeypatch):
-    """As on a GPU: every 8 steps, and where there is a checkpoint."""
-    monkeypatch.setattr(loop, "LOG_POINTS", 1)
-    monkeypatch.setattr(loop, "Watch", lambda outcomes, every: Watch(outcomes, 8))
+    """As on a GPU: where a line is logged, here every 8 steps, and where there is a checkpoint."""
+
+    class Rarely(loop.Watched):
+        def __init__(self, trainer):
+            super().__init__(trainer)
+            self.logs = self.evaluations | set(range(0, 41, 8))
+            self.at_once = False
+
+    monkeypatch.setattr(loop, "Watched", Rarely)
 
 
 def make_weights_nan(trainer):
@@ -93,18 +101,15 @@ def test_on_a_gpu_it_is_noticed_at_the_next_look_and_the_step_is_exact(
     assert result.divergence.step == 23 < result.step <= 31
 
 
-def test_a_look_reads_all_losses_at_once_and_no_step_reads_one(monkeypatch):
-    watch = Watch(4, every=3)
-    read = []
-    monkeypatch.setattr(torch.Tensor, "item", lambda x: pytest.fail("a step has waited"))
-    stack = torch.stack
-    monkeypatch.setattr(divergence.torch, "stack", lambda x: read.append(len(x)) or stack(x))
-    for step in range(1, 7):
-        watch.add(torch.tensor(1.0))
-        assert watch.due() == (step % 3 == 0)
-        if watch.due():
-            assert watch.look(step) is None
-    assert read == [3, 3]
+def test_a_look_reads_the_losses_since_the_last_one():
+    losses = torch.full((6,), math.inf)  # steps to come may hold anything
+    watch = Watch(4, losses)
+    for step in (2, 3, 5):
+        losses[:step] = 1.0
+        assert watch.look(step) is None
+    losses[2] = math.nan  # seen before
+    losses[5] = math.nan
+    assert watch.look(6).step == 6
 
 
 def test_what_is_hopeless():
@@ -118,10 +123,9 @@ def test_what_is_hopeless():
         (1, [1e-3] * 3 * PATIENCE, None),  # a guess of one outcome costs nothing
     ):
         for every in (1, 64):
-            watch, found = Watch(outcomes, every), None
-            for step, loss in enumerate(losses, 1):
-                watch.add(torch.tensor(loss))
-                if watch.due() or step == len(losses):
+            watch, found = Watch(outcomes, torch.tensor(losses)), None
+            for step in range(1, len(losses) + 1):
+                if step % every == 0 or step == len(losses):
                     found = found or watch.look(step)
             assert (found.step if found else None) == want
 
@@ -177,13 +181,14 @@ def test_going_on_if_asked_to(tmp_path, monkeypatch):
 
 def test_one_that_recovers_is_a_result(tmp_path, monkeypatch):
     """A loss that is not finite once and leaves the weights alone."""
-    add = Watch.add
+    look = Watch.look
 
-    def once(self, loss):
-        self.count = getattr(self, "count", 0) + 1
-        add(self, loss * math.inf if self.count == 5 else loss)
+    def once(self, step):
+        if step == 5:
+            self.losses[4] = math.inf
+        return look(self, step)
 
-    monkeypatch.setattr(Watch, "add", once)
+    monkeypatch.setattr(Watch, "look", once)
     config = dataclasses.replace(CONFIG, on_divergence="continue")
     result = train.train(config, tmp_path / "run")
     assert result.divergence is None and result.evaluation is not None
@@ -192,17 +197,17 @@ def test_one_that_recovers_is_a_result(tmp_path, monkeypatch):
 
 def test_weights_that_the_loss_has_not_shown_yet_are_not_saved(tmp_path, monkeypatch):
     """Spoiled by the very update that a checkpoint follows."""
-    step = sorted(loop.log_spaced(40, 4, first=10))[1]
-    optimizer_step = loop.Optimizer.step
+    step = sorted(log_spaced(40, 4, first=10))[1]
+    optimizer_step = Optimizer.step
 
     def patched(self, factor):
         optimizer_step(self, factor)
         self.count = getattr(self, "count", 0) + 1
         if self.count == step:
             with torch.no_grad():
-                self.parts[0].param_groups[0]["params"][0].view(-1)[0] = math.inf
+                self.weights.master[0, 0] = math.inf
 
-    monkeypatch.setattr(loop.Optimizer, "step", patched)
+    monkeypatch.setattr(Optimizer, "step", patched)
     result = train.train(CONFIG, tmp_path / "run")
     assert result.divergence.step == step and "finite" in result.divergence.message
     assert result.run.last_step() == 10
@@ -210,7 +215,7 @@ def test_weights_that_the_loss_has_not_shown_yet_are_not_saved(tmp_path, monkeyp
 
 def test_an_interrupted_run_with_bad_weights_is_not_saved(tmp_path, monkeypatch, rarely_looked_at):
     def spoil_and_interrupt(trainer):
-        trainer.optimizer.parts[0].state[trainer.parameters[0]]["exp_avg"].fill_(math.nan)
+        trainer.program.optimizer.exp_avg.fill_(math.nan)
         os.kill(os.getpid(), 15)
 
     spoil_at(13, monkeypatch, spoil_and_interrupt)

@@ -20,9 +20,8 @@ from bwt.runs.directory import RunDirectory
 from bwt.runs.files import RunError, read_json, write_json
 from bwt.runs.loading import build_model
 from bwt.runs.presets import resolve
-from bwt.train import loop
-from bwt.train.optim import Muon, Optimizer, orthogonalise
 from bwt.train.schedule import log_spaced, lr_factor
+from bwt.train.trainer import means
 
 VARIANTS = {
     "adamw": {},
@@ -95,8 +94,8 @@ def test_learns(name, tmp_path):
     result = train.train(config, tmp_path / "run")
     rows = result.run.read_metrics()
     uniform = sum(torch.log2(torch.tensor(4 / n)).item() for n in (4, 3, 2)) / 3
-    assert loop.means(result.evaluation)["kl"] < 0.2 * uniform
-    assert rows[-1].evaluation == loop.means(result.evaluation)
+    assert means(result.evaluation)["kl"] < 0.2 * uniform
+    assert rows[-1].evaluation == means(result.evaluation)
     assert abs(rows[-1].excess) < 0.2 < rows[0].excess
 
 
@@ -266,44 +265,6 @@ def test_log_spaced_is_what_it_says_and_cheap_for_any_count():
         plain = {min(last, round(first * ratio**i)) for i in range(count)}
         assert log_spaced(last, count, first) == plain | {last}
     assert log_spaced(50, 10**12) == set(range(1, 51))
-
-
-def test_orthogonalise():
-    for shape in [(2, 8, 8), (3, 16, 4), (1, 4, 16)]:
-        values = torch.linalg.svdvals(orthogonalise(torch.randn(shape)))
-        assert values.min() > 0.3 and values.max() < 1.3
-
-
-def test_muon_gets_the_matrices_of_the_blocks_and_nothing_else():
-    options = dict(token_shift="block", norm="rms", width=16, layers=1)
-    model = models.build_for(tasks.get("bijection"), "transformer", **options)
-    rates = dict(lr=0.1, muon_lr=0.1, betas=(0.9, 0.99), weight_decay=0.0)
-    optimizer = Optimizer(model, name="muon", **rates)
-    adamw, muon = (part.param_groups[0]["params"] for part in optimizer.parts)
-    names = {optimizer.names[id(p)] for p in muon}
-    assert names == {
-        f"blocks.0.{name}.weight" for name in ("attn.qkv", "attn.proj", "mlp.up", "mlp.down")
-    }
-    assert len(adamw) + len(muon) == len(list(model.parameters()))
-    assert len(Optimizer(model, name="adamw", **rates).parts) == 1
-
-
-def test_muon_step_is_the_same_for_matrices_worked_off_together():
-    start = [torch.randn(6, 4) for _ in range(2)] + [torch.randn(4, 6)]
-    gradients = [torch.randn_like(x) for x in start]
-
-    def stepped(indices):
-        parameters = [torch.nn.Parameter(start[i].clone()) for i in indices]
-        for p, i in zip(parameters, indices, strict=True):
-            p.grad = gradients[i].clone()
-        Muon(parameters, lr=0.1).step()
-        return [p.detach() for p in parameters]
-
-    together = stepped([0, 1, 2])
-    for i in range(3):
-        torch.testing.assert_close(together[i], stepped([i])[0])
-        moved = (together[i] - start[i]).norm()
-        assert 0.05 < moved < 0.4
 
 
 def test_progress_is_drawn_for_a_person_only():

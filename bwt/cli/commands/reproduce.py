@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from bwt.cli.commands.sweep import Live, add_workers, say_unless, workers
+from bwt.cli.workers import Live, add_workers, say_unless, stack_size, workers
 from bwt.progress import duration
 from bwt.records.results import Results
 from bwt.reproduce import SCALES, Reproduction
@@ -55,6 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
         only=tuple(arguments.only),
         seeds=arguments.seeds,
         gather=arguments.gather,
+        stack=stack_size(arguments),
         show=Live(arguments.json),
         say=say,
     )

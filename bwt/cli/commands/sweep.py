@@ -9,7 +9,7 @@ from typing import Any
 
 from bwt import models, tasks
 from bwt.cli.presets import default_preset, why_preset
-from bwt.cli.workers import Live, add_workers, one_device, say_unless, workers
+from bwt.cli.workers import Live, add_workers, one_device, say_unless, stack_size, workers
 from bwt.options import kind_of
 from bwt.records.base import plain
 from bwt.runs.config import TrainConfig
@@ -60,7 +60,7 @@ def _boolean(text: str) -> bool:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    fixed = {"task", "model", "preset", "out", "jobs", "threads", "ray", "json", "run"}
+    fixed = {"task", "model", "preset", "out", "jobs", "stack", "threads", "ray", "json", "run"}
     fields = {k: v for k, v in vars(arguments).items() if k not in fixed}
     out = Path(arguments.out).resolve()
     choices = {"task": arguments.task, "model": arguments.model, **fields}
@@ -69,7 +69,14 @@ def run(arguments: argparse.Namespace) -> int:
     cells = list({x.name: x for x in built}.values())
     _refuse_unused(fields, cells)
     say = say_unless(arguments.json)
-    sweep = Sweep(out, cells, workers(arguments), show=Live(arguments.json), say=say)
+    sweep = Sweep(
+        out,
+        cells,
+        workers(arguments),
+        show=Live(arguments.json),
+        say=say,
+        stack=stack_size(arguments),
+    )
     most = max(x.config.steps for x in cells)
     reason = why_preset(arguments.preset, one_device(arguments))
     say(f"{reason}: {len(cells)} cells of up to {most:,} steps")

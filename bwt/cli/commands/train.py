@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
     device = "cpu" if _peek(argv, "--device", ("cpu",)) else "auto"
     chosen = _peek(argv, "--preset", PRESETS) or default_preset(device)
     parser.usage = "bwt train TASK [--model NAME] [--preset NAME] [--out DIR] [options]\n" + (
-        "       bwt train --resume DIR"
+        "       bwt train --resume DIR [DIR ...]"
     )
     if task is None:
         parser.epilog = "`bwt train TASK --help` shows the options of the task as well."
@@ -40,7 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
         "(default: quick without a GPU, paper with one)",
     )
     add("--out", metavar="DIR", help="run directory (default: runs/TASK-MODEL-TIME)")
-    add("--resume", metavar="DIR", help="continue the run in this directory, bit for bit")
+    add(
+        "--resume",
+        metavar="DIR",
+        nargs="+",
+        help="continue the run in this directory, bit for bit; several that differ in numbers only "
+        "(seed, learning rate, ...) train together in one program",
+    )
     training = parser.add_argument_group("training")
     flags.add_fields(training, TrainConfig, preset(chosen, task, model))
     if task is not None:
@@ -69,7 +75,10 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.resume:
         _refuse_other_flags(arguments)
-        result = train.resume(arguments.resume, say=say, quiet=arguments.json)
+        if len(arguments.resume) > 1:
+            results = train.resume_together(arguments.resume, say=say, quiet=arguments.json)
+            return max(_report(result, arguments.json, say) for result in results)
+        result = train.resume(arguments.resume[0], say=say, quiet=arguments.json)
     else:
         if arguments.task is None:
             raise ValueError("train: name a TASK or --resume DIR (see bwt train --help)")

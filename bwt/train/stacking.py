@@ -1,0 +1,107 @@
+"""Runs that train together, stacked in one program: those that differ only in their seeds, their
+learning rates and other numbers. Each product of a step is one for all of them, each kernel is
+launched once; every run keeps its own data, weights, records and end.
+
+A run trained in a stack is the run trained alone up to rounding: sums may be taken in another
+order. One that diverges does not touch the others, as nothing is summed over runs.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from bwt.runs.config import TrainConfig
+from bwt.runs.device import local_device
+from bwt.runs.directory import RunDirectory
+from bwt.runs.files import RunError
+from bwt.runs.loading import read_config
+from bwt.train import distributed
+from bwt.train.loop import loop
+from bwt.train.program import Program
+from bwt.train.run import prepare, start_or_restore
+from bwt.train.signals import catch_signals
+from bwt.train.trainer import Result, Trainer
+
+# What may differ between runs of a stack.
+NUMBERS = {"seed", "lr", "muon_lr", "beta1", "beta2", "weight_decay", "clip", "warmup", "decay"}
+# Heads in a tile of an attention kernel, at most: a tile must not hold two runs.
+TILE = 4
+UNSTACKED = {"lstm": "torch's LSTM has one set of weights"}
+
+
+def why_not_stacked(config: TrainConfig) -> str | None:
+    """Why a run has to train by itself, or None."""
+    if config.model in UNSTACKED:
+        return UNSTACKED[config.model]
+    if config.key_penalty:
+        return "key_penalty looks into the model"
+    if config.compile != "off":
+        return "compiled models are not stacked"
+    if config.batch_size % TILE and config.device != "cpu":
+        return f"batch_size is no multiple of {TILE}, so that runs would share tiles of a kernel"
+    return None
+
+
+def alike(config: TrainConfig) -> dict[str, Any]:
+    """What runs must have in common to be stacked."""
+    return {name: value for name, value in config.to_json().items() if name not in NUMBERS}
+
+
+def resume_together(
+    outs: Sequence[str | Path],
+    *,
+    say: Callable[[str], None] = lambda text: None,
+    quiet: bool = False,
+) -> list[Result]:
+    """Continues runs from their last saved step, which must be the same, or begins those that have
+    a config.json and nothing else.
+
+    Raises:
+        RunError: they cannot be stacked; it says why.
+    """
+    runs = [RunDirectory.open(out) for out in outs]
+    configs = [read_config(run)[0] for run in runs]
+    _check(runs, configs)
+    prepare(configs[0])
+    device = local_device(configs[0].device)
+    with distributed.joined(device), ExitStack() as locks:
+        for run in runs:
+            locks.enter_context(run.locked())
+        trainers = [
+            Trainer(config, run, device, _named(say, run), quiet)
+            for config, run in zip(configs, runs, strict=True)
+        ]
+        Program(trainers)  # takes them in
+        for trainer in trainers:
+            start_or_restore(trainer, stacked=len(trainers))
+        say(f"{len(trainers)} runs together, from step {trainers[0].step} of {trainers[0].last}")
+        caught: list[int] = []
+        with catch_signals(caught):
+            return loop(trainers, caught)
+
+
+def _named(say: Callable[[str], None], run: RunDirectory) -> Callable[[str], None]:
+    return lambda text: say(f"{run.path.name}: {text}")
+
+
+def _check(runs: Sequence[RunDirectory], configs: Sequence[TrainConfig]) -> None:
+    if distributed.announced():
+        raise RunError("a stack is trained by one process; leave out torchrun")
+    for run, config in zip(runs, configs, strict=True):
+        if reason := why_not_stacked(config):
+            raise RunError(f"{run.path} cannot be trained with others: {reason}")
+        if run.divergence:
+            raise RunError(f"{run.path} {run.divergence_in_words()}; to resume would repeat that")
+        for name, value in alike(config).items():
+            if value != alike(configs[0])[name]:
+                raise RunError(
+                    f"{run.path} cannot be trained with {runs[0].path}: its {name} is {value!r}, "
+                    f"not {alike(configs[0])[name]!r}"
+                )
+    steps = [max(run.resumable_steps(), default=0) for run in runs]
+    if len(set(steps)) > 1:
+        told = ", ".join(f"{run.path.name} {step}" for run, step in zip(runs, steps, strict=True))
+        raise RunError(f"runs that train together must be at one step, and are at: {told}")
+    if len({run.path.resolve() for run in runs}) < len(runs):
+        raise RunError("a run is named twice")

@@ -1,0 +1,159 @@
+"""The weights of a run, or of several that train together, in one buffer.
+
+A row [N] for each model: clipping, the optimizer, averages and messages between processes work on
+whole rows, however many parameters a model has. The parameters of the models are views of their
+rows, so that whoever has a model sees the weights as they are.
+
+In bfloat16 the models compute with a rounded copy of the buffer, made once in each step; what is
+trained, evaluated and saved is the float32 original.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+ALIGNED = 32  # elements: every parameter begins where a kernel likes it best
+
+
+class Place(NamedTuple):
+    start: int
+    shape: torch.Size
+
+    @property
+    def size(self) -> int:
+        return self.shape.numel()
+
+
+class Alike(NamedTuple):
+    """Matrices of one shape, at equal distances from each other."""
+
+    start: int
+    count: int
+    distance: int
+    shape: torch.Size
+
+
+class Layout:
+    """Where each parameter lies in a row: first those of AdamW, then the matrices of Muon, those
+    of one shape beside each other, then what is not trained."""
+
+    def __init__(self, model: nn.Module, *, muon: bool):
+        self.places: dict[str, Place] = {}
+        self.alike: list[Alike] = []
+        self.length = 0
+        parameters = dict(model.named_parameters())
+        matrices: dict[torch.Size, list[str]] = {}
+        rest, still = [], []
+        for name, p in parameters.items():
+            if not p.requires_grad:
+                still.append(name)
+            elif muon and p.ndim == 2 and re.fullmatch(r"blocks\..*\.weight", name):
+                matrices.setdefault(p.shape, []).append(name)
+            else:
+                rest.append(name)
+        self._put(rest, parameters)
+        self.adamw = slice(0, self.length)
+        for shape, names in matrices.items():
+            start = self.length
+            self._put(names, parameters)
+            distance = (self.length - start) // len(names)
+            self.alike.append(Alike(start, len(names), distance, shape))
+        self.muon = slice(self.adamw.stop, self.length)
+        self.trained = slice(0, self.length)
+        self._put(still, parameters)
+
+    def _put(self, names: list[str], parameters: dict[str, Tensor]) -> None:
+        for name in names:
+            place = Place(self.length, parameters[name].shape)
+            self.places[name] = place
+            self.length += -(-place.size // ALIGNED) * ALIGNED
+
+    def views(self, rows: Tensor, names: Sequence[str] | None = None) -> dict[str, Tensor]:
+        """Parameters [..., *shape] of rows [..., N], which are not copied."""
+        return {
+            name: rows[..., place.start : place.start + place.size].unflatten(-1, place.shape)
+            if place.shape
+            else rows[..., place.start]
+            for name, place in self.places.items()
+            if names is None or name in names
+        }
+
+    def matrices(self, rows: Tensor, alike: Alike) -> Tensor:
+        """[M, count, rows, columns] of a buffer [M, N] whose first column is that of the layout."""
+        size = (len(rows), alike.count, *alike.shape)
+        strides = (rows.stride(0), alike.distance, alike.shape[1], 1)
+        return rows.as_strided(size, strides, rows.storage_offset() + alike.start)
+
+
+class Weights:
+    """Takes in the parameters of models of one structure; they are views of its rows from then
+    on. `master` [M, N] is what is trained, `used` what the models compute with."""
+
+    def __init__(self, models: Sequence[nn.Module], *, muon: bool, dtype: torch.dtype):
+        self.layout = Layout(models[0], muon=muon)
+        device = next(models[0].parameters()).device
+        shape = (len(models), self.layout.length)
+        self.master = torch.zeros(shape, device=device)
+        self.gradient = torch.zeros(len(models), self.layout.trained.stop, device=device)
+        self.used = (
+            self.master if dtype == torch.float32 else torch.zeros_like(self.master).to(dtype)
+        )
+        for row, model in enumerate(models):
+            places = self.layout.views(self.master[row])
+            with torch.no_grad():
+                for name, p in model.named_parameters():
+                    places[name].copy_(p)
+        self.refresh()
+        for row, model in enumerate(models):
+            self.point(model, row)
+
+    def refresh(self) -> None:
+        """What the models compute with is rounded from what is trained."""
+        if self.used is not self.master:
+            self.used.copy_(self.master)
+
+    def point(self, model: nn.Module, row: int, source: Tensor | None = None) -> None:
+        """The model's parameters are those of the row, by default those it trains with."""
+        views = self.layout.views((self.used if source is None else source)[row])
+        for name, p in model.named_parameters():
+            p.data = views[name]
+
+    @contextmanager
+    def pointing(self, model: nn.Module, row: int, source: Tensor) -> Iterator[None]:
+        """Inside, the model has the weights of another buffer [M, N]."""
+        self.point(model, row, source)
+        try:
+            yield
+        finally:
+            self.point(model, row)
+
+    def leaves(self) -> dict[str, Tensor]:
+        """Parameters [M, *shape] of all models at once, which take gradients."""
+        found = self.layout.views(self.used.detach())
+        for name, x in found.items():
+            x.requires_grad_(self.layout.places[name].start < self.layout.trained.stop)
+        return found
+
+    def collect(self, gradients: dict[str, Tensor | None]) -> None:
+        """Gradients [M, *shape] or, of a single model, [*shape] into the rows of `gradient`; zeros
+        where there is none."""
+        wanted = self._gradient_views
+        present = [name for name in wanted if gradients[name] is not None]
+        torch._foreach_copy_(
+            [wanted[name] for name in present],
+            [gradients[name].view_as(wanted[name]) for name in present],
+        )
+        for name in wanted.keys() - set(present):
+            wanted[name].zero_()
+
+    @property
+    def _gradient_views(self) -> dict[str, Tensor]:
+        if not hasattr(self, "_views_of_gradient"):
+            end = self.layout.trained.stop
+            names = [name for name, place in self.layout.places.items() if place.start < end]
+            self._views_of_gradient = self.layout.views(self.gradient, names)
+        return self._views_of_gradient
