@@ -1,34 +1,24 @@
 // A CUDA device made of host memory, for a build of torch that has none: torch finds a device, its
 // tensors are real ones with the CUDA dispatch key, and an op without a CUDA implementation runs on
-// the CPU. Every CUDA storage is the twin of a CPU storage: same memory, other device.
+// the CPU.
 //
 // To be loaded before torch, which looks for CUDA once.
-#include <ATen/EmptyTensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/detail/CUDAHooksInterface.h>
-#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/hash.h>
-#include <torch/library.h>
 
-#include <atomic>
-#include <map>
-#include <mutex>
+#include "graphs.h"
 
 namespace {
 
-using at::Tensor;
-using c10::Device;
 using c10::DeviceIndex;
-using c10::IValue;
-using c10::Storage;
-using c10::StorageImpl;
 using c10::Stream;
 
 int device_count = 1;
 thread_local DeviceIndex current_device = 0;
 // What makes the host wait for a GPU, or a GPU for the host.
 std::atomic<int64_t> host_reads{0}, host_copies{0};
+std::atomic<int64_t> kernels{0}, replays{0};  // that the host has launched
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return c10::DeviceType::CUDA; }
@@ -50,9 +40,10 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void block(void*, const Stream&) const override {}
   bool queryEvent(void*) const override { return true; }
   bool queryStream(const Stream&) const override { return true; }
-  void synchronizeStream(const Stream&) const override {}
-  void synchronizeEvent(void*) const override {}
-  void synchronizeDevice(const DeviceIndex) const override {}
+  void synchronizeStream(const Stream&) const override { refuse_while_capturing(); }
+  void synchronizeEvent(void*) const override { refuse_while_capturing(); }
+  void synchronizeDevice(const DeviceIndex) const override { refuse_while_capturing(); }
+  bool isStreamCapturing(const Stream&) const { return capturing != nullptr; }  // torch 2.13 asks
 };
 C10_REGISTER_GUARD_IMPL(CUDA, Guard)
 
@@ -70,99 +61,6 @@ struct Hooks final : at::CUDAHooksInterface {
   bool isPinnedPtr(const void*) const override { return false; }
 };
 
-// The twins of CPU storages that have one, and what of memory belongs to the device.
-std::mutex mutex;
-std::map<StorageImpl*, c10::weak_intrusive_ptr<StorageImpl>> twins;
-std::map<uintptr_t, size_t> ranges;
-
-struct Twin {
-  Storage host;
-  uintptr_t start;
-};
-
-void forget(void* context) {
-  auto* twin = static_cast<Twin*>(context);
-  {
-    const std::lock_guard<std::mutex> lock(mutex);
-    ranges.erase(twin->start);
-    const auto found = twins.find(twin->host.unsafeGetStorageImpl());
-    if (found != twins.end() && found->second.expired()) twins.erase(found);
-  }
-  delete twin;
-}
-
-c10::DataPtr twin_pointer(const Storage& host, Device device) {
-  const auto start = reinterpret_cast<uintptr_t>(host.data());
-  const std::lock_guard<std::mutex> lock(mutex);
-  if (host.nbytes() > 0) ranges[start] = host.nbytes();
-  return {host.mutable_data(), new Twin{host, start}, forget, device};
-}
-
-const Storage& host_storage(const StorageImpl& storage) {
-  return static_cast<Twin*>(storage.data_ptr().get_context())->host;
-}
-
-// The twin that a CPU storage has, or a new one. A storage that lives under two devices' names
-// would hide a mistake, so there is one twin at most.
-Storage device_storage(const Storage& host, Device device) {
-  {
-    const std::lock_guard<std::mutex> lock(mutex);
-    const auto found = twins.find(host.unsafeGetStorageImpl());
-    if (found != twins.end()) {
-      if (auto alive = found->second.lock()) return Storage(alive);
-    }
-  }
-  Storage made(c10::make_intrusive<StorageImpl>(StorageImpl::use_byte_size_t(), host.nbytes(),
-                                                twin_pointer(host, device), nullptr, false));
-  const std::lock_guard<std::mutex> lock(mutex);
-  twins.insert_or_assign(
-      host.unsafeGetStorageImpl(),
-      c10::weak_intrusive_ptr<StorageImpl>(
-          c10::intrusive_ptr<StorageImpl>::reclaim_copy(made.unsafeGetStorageImpl())));
-  return made;
-}
-
-Tensor tensor_on(const Storage& storage, const Tensor& like, c10::DispatchKey key) {
-  const c10::InferenceMode guard(like.is_inference());
-  Tensor made = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage),
-                                                         c10::DispatchKeySet(key), like.dtype());
-  auto* impl = made.unsafeGetTensorImpl();
-  impl->set_sizes_and_strides(like.sizes(), like.strides(), like.storage_offset());
-  impl->_set_conj(like.is_conj());
-  impl->_set_neg(like.is_neg());
-  return made;
-}
-
-Tensor to_host(const Tensor& tensor) {
-  if (!tensor.defined() || !tensor.is_cuda()) return tensor;
-  return tensor_on(host_storage(*tensor.storage().unsafeGetStorageImpl()), tensor,
-                   c10::DispatchKey::CPU);
-}
-
-Tensor to_device(const Tensor& tensor, Device device) {
-  if (!tensor.defined() || !tensor.is_cpu()) return tensor;
-  return tensor_on(device_storage(tensor.storage(), device), tensor, c10::DispatchKey::CUDA);
-}
-
-// What an op that works in place has done to the CPU tensor happens to its twin.
-void follow(const Tensor& tensor, const Tensor& host) {
-  auto* storage = tensor.storage().unsafeGetStorageImpl();
-  const Storage& now = host.storage();
-  if (host_storage(*storage).unsafeGetStorageImpl() != now.unsafeGetStorageImpl()) {
-    tensor.unsafeGetTensorImpl()->set_storage_keep_dtype(device_storage(now, tensor.device()));
-  } else if (storage->data() != now.data() || storage->nbytes() != now.nbytes()) {
-    const Storage kept = now;  // it has grown elsewhere
-    storage->set_data_ptr_noswap(c10::DataPtr(nullptr, tensor.device()));
-    storage->set_data_ptr_noswap(twin_pointer(kept, tensor.device()));
-    storage->set_nbytes(kept.nbytes());
-  }
-  if (tensor.sizes() != host.sizes() || tensor.strides() != host.strides() ||
-      tensor.storage_offset() != host.storage_offset()) {
-    tensor.unsafeGetTensorImpl()->set_sizes_and_strides(host.sizes(), host.strides(),
-                                                        host.storage_offset());
-  }
-}
-
 // The arguments of one call on their way to the CPU.
 struct Arguments {
   std::optional<Device> device;
@@ -174,7 +72,7 @@ struct Arguments {
       TORCH_CHECK(may_mix || tensor.dim() == 0,
                   "Expected all tensors to be on the same device: ", op,
                   " got one on the CPU beside those on cuda");
-      return tensor;
+      return capturing ? tensor.clone() : tensor;  // a graph has its value as of now
     }
     TORCH_CHECK(may_mix || !device || *device == tensor.device(),
                 "Expected all tensors to be on the same device: ", op, " got two GPUs");
@@ -224,33 +122,99 @@ struct Arguments {
   }
 };
 
-const std::set<std::string> kReads{"aten::_local_scalar_dense", "aten::nonzero",
-                                   "aten::masked_select", "aten::equal", "aten::is_nonzero"};
+// Ops whose result, or its size, the host has to know.
+const std::set<std::string> kReads{"aten::_local_scalar_dense",
+                                   "aten::nonzero",
+                                   "aten::masked_select",
+                                   "aten::equal",
+                                   "aten::is_nonzero",
+                                   "aten::bincount",
+                                   "aten::_unique2",
+                                   "aten::unique_dim",
+                                   "aten::unique_consecutive",
+                                   "aten::unique_dim_consecutive"};
+// Ops whose first two arguments may be on different devices.
+const std::set<std::string> kCopies{"aten::copy_", "aten::_foreach_copy_"};
+// Ops without a kernel.
+const std::set<std::string> kNoKernel{"aten::_local_scalar_dense",
+                                      "aten::empty",
+                                      "aten::empty_strided",
+                                      "aten::resize_",
+                                      "aten::set_",
+                                      "aten::record_stream"};
 
-void count(const std::string& op, const torch::jit::Stack& stack, size_t first) {
-  if (kReads.count(op)) ++host_reads;
-  if (op != "aten::copy_") return;
-  const Tensor& target = stack[first].toTensor();
-  const Tensor& source = stack[first + 1].toTensor();
-  if (target.device() != source.device()) ++(target.is_cpu() ? host_reads : host_copies);
+bool is_view(const c10::FunctionSchema& schema) {
+  const auto& returns = schema.returns();
+  return std::any_of(returns.begin(), returns.end(), [](const auto& result) {
+    return result.alias_info() != nullptr && !result.alias_info()->isWrite();
+  });
+}
+
+std::vector<Tensor> tensors(const IValue& value) {
+  return value.isTensor() ? std::vector<Tensor>{value.toTensor()} : value.toTensorVector();
+}
+
+enum class Work { kKernel, kNone, kRead, kCopy };
+
+Work work_of(const c10::FunctionSchema& schema, const torch::jit::Stack& arguments) {
+  const std::string& op = schema.name();
+  if (kReads.count(op)) return Work::kRead;
+  if (kNoKernel.count(op) || is_view(schema)) return Work::kNone;
+  if (!kCopies.count(op)) return Work::kKernel;
+  const auto targets = tensors(arguments[0]), sources = tensors(arguments[1]);
+  for (size_t i = 0; i < targets.size(); ++i) {
+    if (targets[i].device() == sources[i].device()) continue;
+    return targets[i].is_cpu() ? Work::kRead : Work::kCopy;
+  }
+  return Work::kKernel;
+}
+
+void count(Work work) {
+  if (work == Work::kNone) return;
+  if (work == Work::kKernel) {
+    ++kernels;
+  } else {
+    ++(work == Work::kRead ? host_reads : host_copies);
+    refuse_while_capturing();
+  }
+}
+
+// Notes a call that has been made, with its arguments and results on the host.
+void note(Graph& graph, const c10::OperatorHandle& op, torch::jit::Stack given,
+          torch::jit::Stack results, const Arguments& arguments) {
+  if (is_view(op.schema())) return;
+  Node node{op, std::move(given), std::move(results), {}};
+  for (const auto& entry : arguments.moved) {
+    const Storage& storage = entry.first.storage();
+    if (!graph.pool.count(storage.unsafeGetStorageImpl())) {
+      node.borrowed.push_back(storage.getWeakStorageImpl());
+    }
+  }
+  graph.add(std::move(node));
 }
 
 // Runs an op on the CPU twins of its arguments.
 void on_the_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
-  const std::string name = schema.operator_name().name;
+  const std::string& name = schema.name();
   TORCH_CHECK_NOT_IMPLEMENTED(name.rfind("aten::", 0) == 0, name,
                               " has no implementation for CUDA tensors");
-  const size_t first = stack->size() - schema.arguments().size();
-  count(name, *stack, first);
+  torch::jit::Stack call(stack->end() - schema.arguments().size(), stack->end());
+  torch::jit::drop(*stack, call.size());
+  count(work_of(schema, call));
   Arguments arguments;
-  for (size_t i = first; i < stack->size(); ++i) {
-    (*stack)[i] = arguments.move((*stack)[i], name == "aten::copy_", name);
-  }
+  for (IValue& value : call) value = arguments.move(value, kCopies.count(name), name);
   const Device device = arguments.device.value_or(Device(c10::DeviceType::CUDA, current_device));
-  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+  Graph* graph = capturing;
+  torch::jit::Stack given;
+  if (graph != nullptr) {
+    graph->check_generators(op, call);
+    given = call;
+  }
+  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &call);
   for (const auto& [original, host] : arguments.moved) follow(original, host);
-  for (IValue& result : *stack) result = arguments.back(result, device);
+  for (const IValue& result : call) stack->push_back(arguments.back(result, device));
+  if (graph != nullptr) note(*graph, op, std::move(given), std::move(call), arguments);
 }
 
 }  // namespace
@@ -268,6 +232,12 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   for (const char* name : {"copy_", "convolution", "convolution_backward"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&on_the_host>());
   }
+  // One op, as on a GPU, and not one for each tensor of the list.
+  for (const c10::OperatorName& op : c10::Dispatcher::singleton().getAllOpNames()) {
+    if (op.name.rfind("aten::_foreach_", 0) != 0) continue;
+    const std::string name = c10::toString(op).substr(std::strlen("aten::"));
+    m.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&on_the_host>());
+  }
 }
 
 extern "C" {
@@ -276,6 +246,25 @@ int emulated_device() { return current_device; }
 void emulated_set_device(int index) { current_device = static_cast<DeviceIndex>(index); }
 int64_t emulated_host_reads() { return host_reads; }
 int64_t emulated_host_copies() { return host_copies; }
+int64_t emulated_kernels() { return kernels; }
+int64_t emulated_replays() { return replays; }
+bool emulated_capturing() { return capturing != nullptr; }
+
+// For what the host must not do while a graph captures: whether one does. It fails then.
+bool emulated_refuses() {
+  Graph* graph = capturing;
+  if (graph != nullptr) graph->invalid = true;
+  return graph != nullptr;
+}
+
+// A kernel that is not torch's has been launched. Its place in the graph that captures, or -1.
+int64_t emulated_foreign() {
+  ++kernels;
+  Graph* graph = capturing;
+  return graph == nullptr ? -1 : graph->add(std::nullopt);
+}
+
+void emulated_replayed() { ++replays; }
 
 // The allocation of the device that holds an address; false if there is none.
 bool emulated_range(uintptr_t address, uintptr_t* start, size_t* bytes) {

@@ -21,10 +21,16 @@ class Counts(NamedTuple):
     copies: int  # from the host to the device
 
 
+class Launches(NamedTuple):
+    kernels: int  # one by one: an op of torch is one, and each that our own code launches
+    graphs: int  # replays, whose kernels are not counted
+
+
 def build(source: str, library: str, flags: list[str]) -> Path:
-    """The shared library of a source file, compiled where that, the flags or torch have changed."""
+    """The shared library of a source file, compiled where that, headers, flags or torch changed."""
     parts = (
         (HERE / source).read_bytes(),
+        *(path.read_bytes() for path in sorted(HERE.glob("*.h"))),
         (TORCH / "version.py").read_bytes(),
         repr(flags).encode(),
     )
@@ -53,6 +59,11 @@ def load() -> ctypes.CDLL:
     library = ctypes.CDLL(str(build("device.cpp", "libemulated_device.so", torch_flags())))
     library.emulated_host_reads.restype = ctypes.c_int64
     library.emulated_host_copies.restype = ctypes.c_int64
+    library.emulated_kernels.restype = ctypes.c_int64
+    library.emulated_replays.restype = ctypes.c_int64
+    library.emulated_foreign.restype = ctypes.c_int64
+    library.emulated_capturing.restype = ctypes.c_bool
+    library.emulated_refuses.restype = ctypes.c_bool
     library.emulated_range.restype = ctypes.c_bool
     address = ctypes.POINTER(ctypes.c_size_t)
     library.emulated_range.argtypes = [ctypes.c_size_t, address, address]
@@ -61,6 +72,10 @@ def load() -> ctypes.CDLL:
 
 def counts() -> Counts:
     return Counts(load().emulated_host_reads(), load().emulated_host_copies())
+
+
+def launches() -> Launches:
+    return Launches(load().emulated_kernels(), load().emulated_replays())
 
 
 def allocation(address: int) -> tuple[int, int] | None:

@@ -10,7 +10,7 @@ os.environ.pop("TRITON_INTERPRET", None)
 
 import pytest  # noqa: E402
 
-from . import torch_cuda, triton_driver  # noqa: E402
+from . import graphs, torch_cuda, triton_driver  # noqa: E402
 
 torch_cuda.install(int(os.environ.get("BWT_EMULATED_GPUS", "1")))
 triton_driver.install()
@@ -20,6 +20,7 @@ import nvcc  # noqa: E402
 
 if nvcc.NVCC:  # without it bwt does as it does on a GPU machine without it
     cuda_runtime.load()
+    cuda_runtime.capture_graphs(device.load().emulated_refuses, graphs.launched)
 
 
 def pytest_configure(config):

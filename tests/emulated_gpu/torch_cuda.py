@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import torch
 
-from . import device
+from . import device, graphs, streams
 
 NAME = "Emulated GPU"
 PROPERTIES = SimpleNamespace(
@@ -31,27 +31,30 @@ class Generator(torch.Generator):
     def device(self):
         return self.place
 
+    def get_state(self):
+        self._not_while_capturing("current_seed")
+        return super().get_state()
+
+    def set_state(self, state):
+        self._not_while_capturing("set_state")
+        return super().set_state(state)
+
+    def manual_seed(self, seed):
+        self._not_while_capturing("set_current_seed")
+        return super().manual_seed(seed)
+
+    def _not_while_capturing(self, method: str) -> None:
+        if self.place.type == "cuda" and graphs.is_capturing():
+            raise RuntimeError(
+                f"Cannot call CUDAGeneratorImpl::{method} during CUDA graph capture. "
+                "If you need this call to be captured, please file an issue."
+            )
+
 
 def _indexed(place: torch.device) -> torch.device:
     if place.type == "cuda" and place.index is None:
         return torch.device("cuda", device.load().emulated_device())
     return place
-
-
-class Event:
-    """All have happened, and no time has passed."""
-
-    def __init__(self, enable_timing=False, **options):
-        pass
-
-    def record(self, stream=None):
-        pass
-
-    def synchronize(self):
-        pass
-
-    def elapsed_time(self, end):
-        return 0.0
 
 
 def _index(place=None) -> int:
@@ -80,7 +83,6 @@ def _empty_strided(size, stride, dtype):
 def install(gpus: int = 1) -> None:
     """Lets torch.cuda find `gpus` emulated devices."""
     device.load().emulated_gpus(gpus)
-    stream = SimpleNamespace(cuda_stream=0, synchronize=lambda: None)
     replaced = {
         "_lazy_init": lambda: None,
         "is_initialized": lambda: True,
@@ -94,9 +96,15 @@ def install(gpus: int = 1) -> None:
         "get_device_properties": _properties,
         "get_device_capability": lambda place=None: (_properties(place).major, PROPERTIES.minor),
         "is_bf16_supported": lambda including_emulation=True: True,
-        "synchronize": lambda place=None: None,
-        "Event": Event,
-        "current_stream": lambda place=None: stream,
+        "synchronize": lambda place=None: graphs.refuse_while_capturing(),
+        "Event": streams.Event,
+        "Stream": streams.Stream,
+        "current_stream": streams.current_stream,
+        "default_stream": streams.default_stream,
+        "set_stream": streams.set_stream,
+        "CUDAGraph": graphs.CUDAGraph,
+        "is_current_stream_capturing": graphs.is_capturing,
+        "graph_pool_handle": graphs.pool_handle,
         "default_generators": tuple(Generator(f"cuda:{i}") for i in range(gpus)),
     }
     for name, value in replaced.items():
@@ -110,8 +118,13 @@ def install(gpus: int = 1) -> None:
         "_cuda_exchangeDevice": lambda index: _exchange(index),
         "_cuda_maybeExchangeDevice": lambda index: _exchange(index),
         "_cuda_getDeviceCount": lambda: gpus,
-        "_cuda_getCurrentRawStream": lambda index: 0,
-        "_cuda_synchronize": lambda: None,
+        "_cuda_getCurrentRawStream": lambda index: streams.current_stream(index).cuda_stream,
+        "_cuda_synchronize": graphs.refuse_while_capturing,
+        "_cuda_emptyCache": lambda: None,
+        "_host_emptyCache": lambda: None,
+        "_cuda_memoryStats": lambda index: {},  # every figure is 0
+        "_cuda_resetPeakMemoryStats": lambda index: None,
+        "_cuda_resetAccumulatedMemoryStats": lambda index: None,
     }
     for name, value in below.items():
         if hasattr(torch._C, name):

@@ -13,7 +13,7 @@ import numpy as np
 from ptx import Memory, Stats, parse
 from ptx import launch as execute
 
-from . import device
+from . import device, graphs
 
 INCLUDE = Path(importlib.util.find_spec("triton").origin).parent / "backends/nvidia/include"
 UINTS = ctypes.POINTER(ctypes.c_uint)
@@ -52,8 +52,14 @@ class Kernels:
     def launch(self, kernel: int, grid, block, shared_bytes: int, parameters) -> int:
         name, text, sizes = self.loaded[kernel]
         raw = [ctypes.string_at(parameters[i], size) for i, size in enumerate(sizes)]
+        shape = grid[:3], block[:3], shared_bytes
+
+        def execute_kernel():
+            launches.append((name, run(text, name, raw, *shape)))
+
         try:
-            launches.append((name, run(text, name, raw, grid[:3], block[:3], shared_bytes)))
+            execute_kernel()
+            graphs.launched(execute_kernel)
         except Exception as error:  # nothing may pass through C
             self.library.emulated_failure(f"{type(error).__name__}: {error}".encode())
             return 1

@@ -13,6 +13,7 @@ import importlib
 import importlib.util
 import os
 import sys
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -69,6 +70,7 @@ class Launched:
 
 
 launches: list[Launched] = []  # of the last call
+_listener: Callable[[Callable[[], object], list[int]], None] | None = None
 _faults: list[Exception] = []
 
 
@@ -155,26 +157,51 @@ def _runtime() -> ctypes.CDLL:
     return library
 
 
+def capture_graphs(refuses: Callable, told: Callable) -> None:
+    """For a device that has graphs: `refuses`, a C function, says whether the host must not wait,
+    allocate or copy now; `told` hears how to do again what the device has done, and the
+    addresses of the tensors that this needs."""
+    global _listener
+    _listener = told
+    _runtime().emulated_set_graphs(refuses, _memset)
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_size_t, ctypes.c_int, ctypes.c_size_t)
+def _memset(address: int, value: int, size: int) -> None:
+    _listener(lambda: ctypes.memset(address, value, size), [address])
+
+
 @ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.POINTER(_Launch))
 def _launcher(told) -> bool:
     """An exception cannot pass through the C++ code: `call` raises it."""
     try:
-        launches.append(_execute(told.contents))
+        run, memory = _prepare(told.contents)
+        launches.append(run())
+        if _listener:
+            _listener(run, memory)
     except Exception as error:
         _faults.append(error)
         return False
     return True
 
 
-def _execute(told: _Launch) -> Launched:
+def _prepare(told: _Launch) -> tuple[Callable[[], Launched], list[int]]:
+    """What is told holds as long as the call; this is the launch itself, and where its tensors
+    are."""
     name, text = told.kernel.decode(), cuda_extension.ptx()
     grid, block, shared = tuple(told.grid), tuple(told.block), told.shared_bytes
     parameters = prepare(text, name).parameters
     arguments = [ctypes.string_at(told.arguments[i], p.size) for i, p in enumerate(parameters)]
-    memory = _map(told.ranges[: told.num_ranges])
-    return Launched(
-        name, grid, block, shared, launch(text, memory, arguments, grid, block, shared, name)
-    )
+    ranges = [
+        _Range(part.device, part.host, part.bytes, part.writeable)
+        for part in told.ranges[: told.num_ranges]
+    ]
+
+    def run() -> Launched:
+        stats = launch(text, _map(ranges), arguments, grid, block, shared, name)
+        return Launched(name, grid, block, shared, stats)
+
+    return run, [part.device for part in ranges if part.device == part.host]
 
 
 def _map(ranges: list[_Range]) -> Memory:

@@ -38,6 +38,8 @@ struct Device {
   std::vector<std::function<void()>> pending;
   std::vector<CallConfiguration> configurations;
   Launcher launcher = nullptr;
+  Refuses refuses = [] { return false; };
+  Memset memset = [](void*, int, size_t) {};
   cudaError_t last_error = cudaSuccess;
   int current = -1;
   size_t waits = 0;
@@ -118,6 +120,11 @@ cudaError_t launch(Kernel& kernel, const CallConfiguration& asked, void** argume
 extern "C" {
 
 void emulated_set_launcher(Launcher launcher) { device().launcher = launcher; }
+
+void emulated_set_graphs(Refuses refuses, Memset told) {
+  device().refuses = refuses;
+  device().memset = told;
+}
 
 size_t emulated_allocated_bytes() {
   size_t total = 0;
@@ -227,6 +234,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
 // Memory.
 
 cudaError_t cudaMalloc(void** address, size_t bytes) {
+  if (device().refuses()) return remember(cudaErrorStreamCaptureUnsupported);
   if (wrong_device()) return remember(cudaErrorInvalidDevice);
   if (fails_now(emulated_settings.failing_malloc)) return remember(cudaErrorMemoryAllocation);
   *address = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -249,6 +257,7 @@ cudaError_t cudaFree(void* address) {
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
   if (wrong_place(stream)) return remember(cudaErrorInvalidResourceHandle);
+  if (device().refuses()) return remember(cudaErrorStreamCaptureUnsupported);
   if (kind == cudaMemcpyHostToDevice) return copy_to_device(to, from, bytes);
   const char* source = host_bytes(from, bytes);
   if (kind != cudaMemcpyDeviceToHost || source == nullptr) return remember(cudaErrorInvalidValue);
@@ -271,11 +280,13 @@ cudaError_t cudaMemsetAsync(void* address, int value, size_t bytes, cudaStream_t
   char* target = host_bytes(address, bytes);
   if (target == nullptr) return remember(cudaErrorInvalidValue);
   std::memset(target, value, bytes);
+  device().memset(target, value, bytes);
   return cudaSuccess;
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   if (wrong_place(stream)) return remember(cudaErrorInvalidResourceHandle);
+  if (device().refuses()) return remember(cudaErrorStreamCaptureUnsupported);
   wait();
   return cudaSuccess;
 }
@@ -294,6 +305,8 @@ const char* cudaGetErrorString(cudaError_t error) {
     case cudaErrorInvalidResourceHandle: return "invalid resource handle";
     case cudaErrorLaunchOutOfResources: return "too many resources requested for launch";
     case cudaErrorLaunchFailure: return "unspecified launch failure";
+    case cudaErrorStreamCaptureUnsupported:
+      return "operation not permitted when stream is capturing";
     default: return "unrecognized error code";
   }
 }

@@ -38,6 +38,12 @@ struct Settings {
 
 extern Settings emulated_settings;
 void emulated_set_launcher(Launcher launcher);
+
+// For graphs: whether the host must not wait, allocate or copy now, and what is told of a memset.
+using Refuses = bool (*)();
+using Memset = void (*)(void* host, int value, size_t bytes);
+void emulated_set_graphs(Refuses refuses, Memset told);
+
 size_t emulated_allocated_bytes();
 
 // Copies to the host that nobody has waited for.
