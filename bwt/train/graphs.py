@@ -5,6 +5,7 @@ kernels are compiled and memory is taken. What is captured draws from the same g
 a run is the same with graphs and without.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,20 +15,30 @@ WARMUP = 3  # steps of each phase before it is captured
 
 
 class Graphs:
-    def __init__(self, step: Callable[[Any], None], generators: Sequence[torch.Generator]):
-        self.step, self.generators = step, generators
+    """required: a step that cannot be captured is an error; otherwise it is said once, and steps
+    go on as usual, for nothing has happened yet."""
+
+    def __init__(
+        self,
+        step: Callable[[Any], None],
+        generators: Sequence[torch.Generator],
+        *,
+        required: bool = False,
+    ):
+        self.step, self.generators, self.required = step, generators, required
         self.taken: dict[Any, int] = {}  # steps of each phase
         self.captured: dict[Any, torch.cuda.CUDAGraph] = {}
         self.side = torch.cuda.Stream()
+        self.failed = False
 
     def run(self, phase: Any) -> None:
         taken = self.taken[phase] = self.taken.get(phase, 0) + 1
-        if taken <= WARMUP:
+        if taken > WARMUP and phase not in self.captured and not self.failed:
+            self._try_capture(phase)
+        if phase in self.captured:
+            self.captured[phase].replay()
+        else:
             self._aside(phase)
-            return
-        if phase not in self.captured:
-            self.captured[phase] = self._capture(phase)
-        self.captured[phase].replay()
 
     def _aside(self, phase: Any) -> None:
         """On the stream of the capture, as gradients remember theirs."""
@@ -35,6 +46,20 @@ class Graphs:
         with torch.cuda.stream(self.side):
             self.step(phase)
         torch.cuda.current_stream().wait_stream(self.side)
+
+    def _try_capture(self, phase: Any) -> None:
+        stream = torch.cuda.current_stream()
+        try:
+            self.captured[phase] = self._capture(phase)
+        except RuntimeError as error:
+            torch.cuda.set_stream(stream)  # torch leaves that of the capture in place
+            # What ends a capture that was spoiled only says that it was.
+            reason = str(error.__context__ or error).splitlines()[0]
+            if self.required:
+                raise RuntimeError(f"graph on: a step cannot be captured: {reason}") from error
+            self.failed = True
+            text = f"steps are not captured as a CUDA graph, and are slower: {reason}"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
 
     def _capture(self, phase: Any) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()

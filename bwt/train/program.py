@@ -76,7 +76,10 @@ class Program:
         trained = [x for x in self.leaves.values() if x.requires_grad]
         self.buckets = distributed.Buckets(trained) if many else None
         self.entered: Phase | None = None
-        self.graphs = Graphs(self.run, [x.generator for x in trainers]) if graphed(first) else None
+        self.graphs = None
+        if graphed(self.config, self.device):
+            generators = [x.generator for x in trainers]
+            self.graphs = Graphs(self.run, generators, required=self.config.graph == "on")
         self.taken = 0  # steps
         for row, trainer in enumerate(trainers):
             trainer.join(self, row)
@@ -165,16 +168,15 @@ def _stacked(buffers: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.stack([x[name] for x in buffers]) for name in buffers[0]}
 
 
-def graphed(trainer) -> bool:
+def graphed(config: TrainConfig, device: torch.device) -> bool:
     """Whether steps are captured and replayed.
 
     Raises:
         ValueError: that was asked for and cannot be.
     """
-    config = trainer.config
     if config.graph == "off":
         return False
-    reason = why_no_graph(config, trainer.device)
+    reason = why_no_graph(config, device)
     if reason is not None and config.graph == "on":
         raise ValueError(f"graph on: {reason}")
     return reason is None

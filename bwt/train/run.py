@@ -19,6 +19,7 @@ from bwt.train import distributed, freezing, state
 from bwt.train.curriculum import curriculum
 from bwt.train.loop import loop
 from bwt.train.penalty import KeyPenalty
+from bwt.train.program import graphed
 from bwt.train.signals import catch_signals
 from bwt.train.trainer import Result, Trainer
 
@@ -49,6 +50,7 @@ def train(
     prepare(config)
     device = local_device(config.device)
     with distributed.joined(device):
+        graphed(config, device)  # likewise
         run = RunDirectory(out) if distributed.rank() else RunDirectory.create(out)
         with _alone(run):
             trainer = Trainer(config, run, device, say, quiet)

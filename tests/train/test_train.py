@@ -12,6 +12,7 @@ from same_runs import same_files
 from small_runs import SMALL, crash, interrupt_at
 
 from bwt import models, tasks, train
+from bwt.cli import main
 from bwt.progress import Progress
 from bwt.report import reading
 from bwt.runs.checkpoints import load_state, load_weights, write_tensors
@@ -20,6 +21,7 @@ from bwt.runs.directory import RunDirectory
 from bwt.runs.files import RunError, read_json, write_json
 from bwt.runs.loading import build_model
 from bwt.runs.presets import resolve
+from bwt.train.program import why_no_graph
 from bwt.train.schedule import log_spaced, lr_factor
 from bwt.train.trainer import means
 
@@ -394,3 +396,23 @@ def test_equal_size_for_other_models():
     }
     for name, count in counts.items():
         assert abs(count / counts["transformer"] - 1) <= 0.01, name
+
+
+@pytest.mark.parametrize(
+    "settings,reason",
+    [
+        (dict(device="cpu"), "CUDA graphs need a GPU, and this runs on cpu"),
+        (dict(device="cuda", compile="on"), "captured by torch itself"),
+    ],
+)
+def test_why_a_step_is_not_a_graph(settings, reason):
+    config = dataclasses.replace(SMALL, **settings)
+    assert reason in why_no_graph(config, torch.device(config.device))
+
+
+def test_graphs_without_a_gpu_are_refused_in_one_line_and_leave_nothing(tmp_path, capsys):
+    words = ["train", "bijection", "--device", "cpu", "--graph", "on", "--out", str(tmp_path / "a")]
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "graph on: CUDA graphs need a GPU" in error
+    assert not (tmp_path / "a").exists()
