@@ -79,7 +79,7 @@ BIJECTION_POSTERIOR = Contract(
         num_noisy_symbols=24,
     ),
 )
-# Halves come to the kernels as float32.
+# Halves come to all but Triton as float32; all compute them in it.
 SELECTIVE_SCAN = Contract(
     "selective_scan",
     _alike("native", "triton", "torch", "reference", dtypes=FLOATS, num_states=64),

@@ -8,6 +8,8 @@ Only torch is needed here, for the fakes exist without Triton too.
 import torch
 from torch import Tensor
 
+from .contracts import HALVES
+
 
 def merged_heads(like: Tensor) -> Tensor:
     """[B, H, T, D] laid out as [B, T, H, D]: merging the heads afterwards costs nothing."""
@@ -38,7 +40,13 @@ def selective_scan(u: Tensor, A: Tensor, every: int) -> tuple[Tensor, ...]:
     """y, and the states after every so many steps (0: none)."""
     batch, steps, channels = u.shape
     saved = steps // every if every else 0
-    return u.new_empty(u.shape), u.new_empty((batch, saved, A.shape[1], channels))
+    wide = torch.float32 if u.dtype in HALVES else u.dtype
+    return u.new_empty(u.shape), u.new_empty((batch, saved, A.shape[-1], channels), dtype=wide)
+
+
+def selective_scan_gradients(u, delta, A, B, C, D: Tensor | None) -> tuple[Tensor, ...]:
+    """Of D also where there is none."""
+    return dense(u, delta, A, B, C, A[..., 0] if D is None else D)
 
 
 def dense(*tensors: Tensor) -> tuple[Tensor, ...]:

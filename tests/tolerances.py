@@ -63,7 +63,11 @@ def scan_error(dtype: torch.dtype, steps: int, terms: int) -> float:
     """The selective scan with fading states, relative to the largest entry of a result. A state is
     a sum over the steps it remembers of products with one exponential each, of a few roundings; a
     result sums `terms` of them, a gradient of a parameter over all steps. Rounding errors of
-    independent signs grow with the square root of the number of terms; 16 covers the constants."""
+    independent signs grow with the square root of the number of terms; 16 covers the constants.
+    Halves are computed in float32 and rounded once, by at most half a unit in the last place, or a
+    whole one where digits are cut off (Triton's interpreter does so)."""
+    if dtype in (torch.float16, torch.bfloat16):
+        return torch.finfo(dtype).eps + scan_error(torch.float32, steps, terms)
     return 16 * torch.finfo(dtype).eps * (max(steps, 1) ** 0.5 + max(terms, 1) ** 0.5)
 
 

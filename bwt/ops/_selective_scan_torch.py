@@ -12,7 +12,7 @@ def selective_scan_torch(
     """The recurrence in a loop over the steps."""
     states = selective_scan_states_torch(u, delta, A, B, softplus)
     y = (states @ C.unsqueeze(-1)).squeeze(-1)
-    return y if D is None else y + D * u
+    return y if D is None else y + _of_each(D, 1, len(u)) * u
 
 
 def selective_scan_states_torch(
@@ -20,11 +20,19 @@ def selective_scan_states_torch(
 ) -> Tensor:
     """h after each step, [B, L, E, N]."""
     step = functional.softplus(delta) if softplus else delta
-    decays = (step.unsqueeze(-1) * A).exp()  # [B, L, E, N]
+    decays = (step.unsqueeze(-1) * _of_each(A, 2, len(u))).exp()  # [B, L, E, N]
     inputs = (step * u).unsqueeze(-1) * B.unsqueeze(2)
-    h = u.new_zeros((u.shape[0], *A.shape))
+    h = u.new_zeros((u.shape[0], *A.shape[-2:]))
     states = []
     for decay, new in zip(decays.unbind(1), inputs.unbind(1), strict=True):
         h = decay * h + new
         states.append(h)
     return torch.stack(states, 1) if states else decays
+
+
+def _of_each(parameter: Tensor, ndim: int, batch: int) -> Tensor:
+    """One of all sequences as it is; those of models as [B, 1, ...], of each sequence and step."""
+    if parameter.ndim == ndim:
+        return parameter
+    models, *sizes = parameter.shape
+    return parameter.unsqueeze(1).expand(models, batch // models, *sizes).flatten(0, 1).unsqueeze(1)

@@ -1,5 +1,7 @@
 """The selective scan of state-space models: the public op."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -14,7 +16,7 @@ MAX_STATES = SELECTIVE_SCAN.limit("num_states")
 ARGUMENTS = [
     _checks.Argument("u", "[B, L, E]", 3),
     _checks.Argument("delta", "[B, L, E]", 3),
-    _checks.Argument("A", "[E, N]", 2, is_parameter=True),
+    _checks.Argument("A", "[E, N] or [M, E, N]", None, is_parameter=True),
     _checks.Argument("B", "[B, L, N]", 3),
     _checks.Argument("C", "[B, L, N]", 3),
 ]
@@ -41,14 +43,20 @@ def selective_scan(
     those of forward mode and torch.func, take plain torch operations. Where an exponential is
     outside the normal numbers the native kernel takes the largest or smallest of them.
 
+    A batch may hold the sequences of M models, those of each side by side: sequence b then has A
+    and D of model b // (B / M), and gradients are of each model. torch.func.vmap comes to this: its
+    axis is merged into the batch, whether A and D have it or not.
+
     Args:
         u, delta: [B, L, E], any strides (no copy is made if the last is 1; so for B and C).
-        A: [E, N], N at most 64; negative for a state that fades.
+        A: [E, N], or [M, E, N] for M models, a divisor of the batch; N at most 64; negative for a
+            state that fades.
         B, C: [B, L, N].
-        D: [E], or None for no direct term.
+        D: [E] or [M, E], or None for no direct term.
         delta_softplus: step sizes are log(1 + exp(delta)).
             u, delta, B, C are of one dtype: float32, float64, or float16 or bfloat16, which are
-            computed in float32. A and D are of the same or, beside halves, float32.
+            computed in float32 (on a CPU by way of copies). A and D are of the same or, beside
+            halves, float32.
         backend: "auto", "native", "triton", "torch" or "reference".
 
     Returns:
@@ -60,10 +68,12 @@ def selective_scan(
     tensor([1.0000, 1.5000, 1.7500, 1.8750])
     """
     _check(u, delta, A, B, C)
-    _check_skip(D, u)
+    _check_skip(D, u, A)
+    A, D = _of_as_many_models(A, D)
     chosen = _dispatch.choose(OP, backend, u.device)
     _checks.check_dtype(SELECTIVE_SCAN, chosen, u.dtype, "the arguments")
-    tensors = _widened(u, delta, A, B, C, D)
+    tensors = (u, delta, A, B, C, D)
+    tensors = tensors if chosen == "triton" else _widened(*tensors)
     if chosen == "reference":
         y = _reference(reference.selective_scan, tensors, delta_softplus)
     elif chosen == "torch":
@@ -84,11 +94,13 @@ def selective_scan_states(
     backend: str = "auto",
 ) -> Tensor:
     """The states h [B, L, E, N] of `selective_scan` after each step, to be looked at: they are N
-    times as large as y, and no gradient flows through them. Those of halves are float32."""
+    times as large as y, and no gradient flows through them. Those of halves are float32. As there,
+    A may be that of several models."""
     _check(u, delta, A, B)
     chosen = _dispatch.choose(OP, backend, u.device)
     _checks.check_dtype(SELECTIVE_SCAN, chosen, u.dtype, "the arguments")
-    tensors = tuple(x.detach() for x in _widened(u, delta, A, B))
+    tensors = (u, delta, A, B) if chosen == "triton" else _widened(u, delta, A, B)
+    tensors = tuple(x.detach() for x in tensors)
     if chosen == "reference":
         return _reference(reference.selective_scan_states, tensors, delta_softplus)
     if chosen == "torch":
@@ -100,32 +112,57 @@ def selective_scan_states(
 def _check(*tensors: Tensor) -> None:
     _checks.check_alike(OP, ARGUMENTS, tensors)
     u, A = tensors[0], tensors[2]
-    (batch, steps, channels), states = u.shape, A.shape[1]
+    if A.ndim not in (2, 3):
+        raise ValueError(f"{OP}: A must be [E, N] or [M, E, N], got shape {tuple(A.shape)}")
+    (batch, steps, channels), (*models, _, states) = u.shape, A.shape
     if not 1 <= states <= MAX_STATES:
         raise ValueError(f"{OP}: A must have 1 to {MAX_STATES} states, got {states}")
     rows = (batch, steps, states)
-    wanted = (u.shape, u.shape, (channels, states), rows, rows)
+    wanted = (u.shape, u.shape, (*models, channels, states), rows, rows)
     for argument, x, shape in zip(ARGUMENTS, tensors, wanted, strict=False):
         if x.shape != shape:
             raise ValueError(
                 f"{OP}: {argument.name} must be {argument.layout} = {list(shape)} "
                 f"(as u and A say), got {list(x.shape)}"
             )
+    _check_models("A", models, batch)
 
 
-def _check_skip(D: Tensor | None, u: Tensor) -> None:
+def _check_models(name: str, models: Sequence[int], batch: int) -> None:
+    """models: their number, or nothing where all sequences share what has this name."""
+    for number in models:
+        if number < 1 or batch % number:
+            raise ValueError(
+                f"{OP}: {name} is of {number} models, and u has {batch} sequences; the batch must "
+                "be a multiple of the models"
+            )
+
+
+def _check_skip(D: Tensor | None, u: Tensor, A: Tensor) -> None:
     if D is None:
         return
     if not isinstance(D, Tensor) or not _is_like(D, u):
         got = f"{D.dtype} on {D.device}" if isinstance(D, Tensor) else type(D).__name__
         raise ValueError(f"{OP}: D must be None or like u {u.dtype} on {u.device}, got {got}")
-    if D.shape != u.shape[2:]:
-        raise ValueError(f"{OP}: D must be [E] = [{u.shape[2]}], got {list(D.shape)}")
+    channels, models = u.shape[2], A.shape[:-2] or D.shape[:-1][:1]
+    if D.shape not in ((channels,), (*models, channels)):
+        several = f"[M, E] = [{models[0] if models else 'M'}, {channels}]"
+        raise ValueError(f"{OP}: D must be [E] = [{channels}] or {several}, got {list(D.shape)}")
+    _check_models("D", models, u.shape[0])
 
 
 def _is_like(D: Tensor, u: Tensor) -> bool:
     same = D.dtype == u.dtype or _checks.are_float32_and_half(D.dtype, u.dtype)
     return same and D.device == u.device
+
+
+def _of_as_many_models(A: Tensor, D: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """If one of them is of several models, so is the other one."""
+    if D is None or A.ndim == D.ndim + 1:
+        return A, D
+    if A.ndim == 2:
+        return A.expand(D.shape[0], *A.shape), D
+    return A, D.expand(A.shape[0], *D.shape)
 
 
 def _widened(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -159,7 +196,7 @@ def _fake(u, delta, A, B, C, D, softplus, every):
 
 @torch.library.register_fake("bwt::selective_scan_backward")
 def _fake_backward(grad_y, u, delta, A, B, C, D, states, softplus, every):
-    return results.dense(u, delta, A, B, C, A[:, 0])
+    return results.selective_scan_gradients(u, delta, A, B, C, D)
 
 
 def _triton(u, delta, A, B, C, D, softplus, every):
@@ -187,7 +224,8 @@ def _backward(ctx, grad_y, _):
     if _derivatives.graph_wanted():
 
         def compute(*tensors):
-            return (selective_scan_torch(*tensors, ctx.softplus),)
+            y = selective_scan_torch(*_widened(*tensors), ctx.softplus)
+            return (y.to(tensors[0].dtype),)
 
         saved, needed = ctx.saved_tensors[:6], ctx.needs_input_grad[:6]
         return *_derivatives.gradients(compute, saved, needed, (grad_y,)), None, None
@@ -201,13 +239,20 @@ def _vmap(info, axes, *arguments):
     (*tensors, softplus, every), size = arguments, info.batch_size
     # A batched tensor does not say that gradients are wanted.
     every = every or (SCAN_CHUNK if _checks.is_recorded(*tensors) else 0)
-    op = torch.ops.bwt.selective_scan
-    if axes[2] is not None or axes[5] is not None:  # a matrix for each element of the axis
-        outputs = _derivatives.one_by_one(op, size, axes, (*tensors, softplus, every))
-        return tuple(outputs), (0, 0)
     u, delta, B, C = (_derivatives.folded(tensors[i], axes[i], size) for i in (0, 1, 3, 4))
-    outputs = op(u, delta, tensors[2], B, C, tensors[5], softplus, every)
+    A, D = tensors[2], tensors[5]
+    if axes[2] is not None or axes[5] is not None or A.ndim == 3:
+        A, D = _models(A, axes[2], 2, size), _models(D, axes[5], 1, size)
+    outputs = torch.ops.bwt.selective_scan(u, delta, A, B, C, D, softplus, every)
     return tuple(_derivatives.unfolded(x, size) for x in outputs), (0, 0)
+
+
+def _models(x: Tensor | None, axis: int | None, ndim: int, size: int) -> Tensor | None:
+    """The axis of vmap as that of the models; merged with theirs where there are some already."""
+    if x is None:
+        return None
+    x = x.expand(size, *x.shape) if axis is None else x.movedim(axis, 0)
+    return x.flatten(0, x.ndim - ndim - 1)
 
 
 _library.library.impl(OP, _triton, "CUDA")

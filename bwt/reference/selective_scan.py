@@ -7,15 +7,16 @@ def selective_scan(u, delta, A, B, C, D=None, *, delta_softplus=False) -> np.nda
     """See bwt.ops.selective_scan; arrays in, a float64 array out."""
     states = selective_scan_states(u, delta, A, B, delta_softplus=delta_softplus)
     y = (states * np.asarray(C, np.float64)[:, :, None, :]).sum(axis=-1)
-    return y if D is None else y + np.asarray(D, np.float64) * np.asarray(u, np.float64)
+    return y if D is None else y + _of_each(D, 1, len(y))[:, None] * np.asarray(u, np.float64)
 
 
 def selective_scan_states(u, delta, A, B, *, delta_softplus=False) -> np.ndarray:
     """h after each step, [B, L, E, N]."""
-    u, delta, A, B = (np.asarray(x, np.float64) for x in (u, delta, A, B))
+    u, delta, B = (np.asarray(x, np.float64) for x in (u, delta, B))
+    A = _of_each(A, 2, len(u))
     step = _softplus(delta) if delta_softplus else delta
-    states = np.zeros((*u.shape, A.shape[1]))
-    h = np.zeros((u.shape[0], *A.shape))
+    states = np.zeros((*u.shape, A.shape[2]))
+    h = np.zeros(A.shape)
     for t in range(u.shape[1]):
         decay = np.exp(step[:, t, :, None] * A)
         h = decay * h + (step[:, t] * u[:, t])[:, :, None] * B[:, t, None, :]
@@ -29,27 +30,44 @@ def selective_scan_backward(grad_y, u, delta, A, B, C, D=None, *, delta_softplus
     With g_t = C_t grad_y_t + exp(step_{t+1} A) g_{t+1} the gradient at h_t, each of the others is
     that of one factor in h_t = exp(step A) h_{t-1} + step u B.
     """
-    grad_y, u, delta, A, B, C = (np.asarray(x, np.float64) for x in (grad_y, u, delta, A, B, C))
+    grad_y, u, delta, B, C = (np.asarray(x, np.float64) for x in (grad_y, u, delta, B, C))
     step = _softplus(delta) if delta_softplus else delta
     states = selective_scan_states(u, delta, A, B, delta_softplus=delta_softplus)
+    shape, A = np.shape(A), _of_each(A, 2, len(u))
     grad_u, grad_step = np.zeros_like(u), np.zeros_like(u)
     grad_A, grad_B = np.zeros_like(A), np.zeros_like(B)
     grad_C = (grad_y[..., None] * states).sum(axis=2)
-    g = np.zeros((u.shape[0], *A.shape))
+    g = np.zeros(A.shape)
     for t in reversed(range(u.shape[1])):
         g = g + grad_y[:, t, :, None] * C[:, t, None, :]
         grad_B[:, t] = (g * (step[:, t] * u[:, t])[..., None]).sum(axis=1)
         grad_input = (g * B[:, t, None, :]).sum(axis=-1)
         g = g * np.exp(step[:, t, :, None] * A)
         along = g * (states[:, t - 1] if t > 0 else 0.0)
-        grad_A += (along * step[:, t, :, None]).sum(axis=0)
+        grad_A += along * step[:, t, :, None]
         grad_step[:, t] = (along * A).sum(axis=-1) + grad_input * u[:, t]
         grad_u[:, t] = grad_input * step[:, t]
-    grad_D = (grad_y * u).sum(axis=(0, 1))
+    grad_D = (grad_y * u).sum(axis=1)
     if D is not None:
-        grad_u += np.asarray(D, np.float64) * grad_y
+        grad_u += _of_each(D, 1, len(u))[:, None] * grad_y
     grad_delta = grad_step * (np.exp(delta - step) if delta_softplus else 1.0)
+    grad_A = _of_models(grad_A, shape)
+    grad_D = _of_models(grad_D, shape[:-1] if D is None else np.shape(D))
     return grad_u, grad_delta, grad_A, grad_B, grad_C, grad_D
+
+
+def _of_each(parameter, ndim, batch) -> np.ndarray:
+    """Of each sequence, from one of all (ndim dimensions) or from one of each model."""
+    parameter = np.asarray(parameter, np.float64)
+    models = parameter if parameter.ndim > ndim else parameter[None]
+    return np.repeat(models, batch // len(models), axis=0)
+
+
+def _of_models(gradients, shape) -> np.ndarray:
+    """The gradient of a parameter of this shape, from that of each sequence."""
+    models = shape[0] if len(shape) == gradients.ndim else 1
+    sums = gradients.reshape(models, len(gradients) // models, *gradients.shape[1:]).sum(axis=1)
+    return sums.reshape(shape)
 
 
 def _softplus(x) -> np.ndarray:

@@ -6,6 +6,8 @@
         s'_t = A w_t + u_t B_t g_t,  u'_t = s_t B_t g_t + D y'_t
 
 Layouts: u, delta, y [B, L, E], A [E, N], B, C [B, L, N], D [E] or None, states [B, saved, N, E].
+With M models, A is [M, E, N] and D [M, E], and sequence b belongs to model b // (B / M).
+Halves are loaded and stored as such; states, and all that is computed, are float32 then.
 Sums over sequences and over blocks of channels are left to torch and have no atomics, so that equal
 calls have equal results.
 """
@@ -21,12 +23,19 @@ from ..contracts import SCAN_CHUNK
 from .passes import selective_scan_backward_kernel, selective_scan_forward_kernel
 
 OP = "selective_scan"
-MODES = {torch.float32: "fp32", torch.float64: "fp64"}
+MODES = {
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.float32: "fp32",
+    torch.float64: "fp64",
+}
+# Computed in float32, halves take its tiles.
+TILES = {"fp16": "fp32", "bf16": "fp32", "fp32": "fp32", "fp64": "fp64"}
 SIZES = (4, 16, 64)  # of states, padded
 
 
 class Scan(NamedTuple):
-    """The contiguous arguments of a call."""
+    """The arguments of a call: contiguous, and A [M, E, N] and D [M, E] are so for each model."""
 
     u: torch.Tensor
     delta: torch.Tensor
@@ -37,22 +46,23 @@ class Scan(NamedTuple):
     softplus: bool
 
     @classmethod
-    def of(cls, *tensors, softplus):
-        return cls(*(None if x is None else x.contiguous() for x in tensors), softplus)
+    def of(cls, u, delta, A, B, C, D, *, softplus):
+        u, delta, B, C = (x.contiguous() for x in (u, delta, B, C))
+        return cls(u, delta, _by_model(A, 2), B, C, _by_model(D, 1), softplus)
 
     @property
     def sizes(self):
-        return *self.u.shape, self.A.shape[1]
+        return *self.u.shape, self.A.shape[2]
 
     @property
     def padded(self) -> int:
-        return next(size for size in SIZES if size >= self.A.shape[1])
+        return next(size for size in SIZES if size >= self.A.shape[2])
 
     def config(self, kernel: str, arch: str) -> Config:
-        return lookup(OP, kernel, MODES[self.u.dtype], self.padded, arch)[0]
+        return lookup(OP, kernel, TILES[MODES[self.u.dtype]], self.padded, arch)[0]
 
     def common(self, states) -> dict:
-        _, L, E, N = self.sizes
+        batch, L, E, N = self.sizes
         tensors = self._asdict()
         return {name: tensors[name] for name in ("u", "delta", "A", "B", "C", "D")} | {
             "states": states,
@@ -60,6 +70,9 @@ class Scan(NamedTuple):
             "E": E,
             "N": N,
             "saved": states.shape[1],
+            "sequences": batch // self.A.shape[0],
+            "A_stride": self.A.stride(0),
+            "D_stride": 0 if self.D is None else self.D.stride(0),
             "HAS_SKIP": self.D is not None,
             "SOFTPLUS": self.softplus,
             "NP": self.padded,
@@ -74,16 +87,18 @@ class Scan(NamedTuple):
         grid = self.u.shape[0] * self.blocks(config)
         return Launch(selective_scan_forward_kernel, grid, arguments, config)
 
-    def empty_gradients(self, arch: str) -> dict[str, torch.Tensor]:
+    def empty_gradients(self, states, arch: str) -> dict[str, torch.Tensor]:
+        """What is to be summed is of the dtype of the states."""
         B, L, E, N = self.sizes
-        blocks, new = self.blocks(self.config("backward", arch)), self.u.new_empty
+        blocks = self.blocks(self.config("backward", arch))
+        rows = (self.u if blocks == 1 else states).new_empty
         return {
-            "grad_u": new((B, L, E)),
-            "grad_delta": new((B, L, E)),
-            "grad_A": new((B, E, N)),
-            "grad_B": new((blocks, B, L, N)),
-            "grad_C": new((blocks, B, L, N)),
-            "grad_D": new((B, E)),
+            "grad_u": self.u.new_empty((B, L, E)),
+            "grad_delta": self.u.new_empty((B, L, E)),
+            "grad_A": states.new_empty((B, E, N)),
+            "grad_B": rows((blocks, B, L, N)),
+            "grad_C": rows((blocks, B, L, N)),
+            "grad_D": states.new_empty((B, E)),
         }
 
     def backward_launch(self, grad_y, states, gradients, arch: str) -> Launch:
@@ -108,25 +123,53 @@ def selective_scan_backward(grad_y, u, delta, A, B, C, D, states, *, softplus, e
     if every != SCAN_CHUNK:
         raise ValueError(f"{OP}: states must be saved every {SCAN_CHUNK} steps, got {every}")
     if u.numel() == 0:
-        return tuple(x.zero_() for x in results.dense(u, delta, A, B, C, A[:, 0]))
+        return tuple(x.zero_() for x in results.selective_scan_gradients(u, delta, A, B, C, D))
     scan, arch = Scan.of(u, delta, A, B, C, D, softplus=softplus), architecture(u.device)
-    gradients = scan.empty_gradients(arch)
+    gradients = scan.empty_gradients(states, arch)
     launch = scan.backward_launch(grad_y.contiguous(), states.contiguous(), gradients, arch)
     launch.run(u.device)
+    models = scan.A.shape[0]
     return (
         gradients["grad_u"],
         gradients["grad_delta"],
-        *(_sum(gradients[name]) for name in ("grad_A", "grad_B", "grad_C", "grad_D")),
+        _sum(_split(gradients["grad_A"], models), 1, A.dtype).view(A.shape),
+        _sum(gradients["grad_B"], 0, B.dtype),
+        _sum(gradients["grad_C"], 0, C.dtype),
+        _sum(_split(gradients["grad_D"], models), 1, (A if D is None else D).dtype).view(
+            A.shape[:-1]
+        ),
     )
 
 
-def _sum(x):
-    """Over the first dimension, in float64 whatever the number of terms."""
-    return x.squeeze(0) if x.shape[0] == 1 else x.sum(0, dtype=torch.float64).to(x.dtype)
+def _by_model(x, ndim):
+    """With a dimension for the models, which may have any stride: so M models lie in one buffer."""
+    if x is None:
+        return None
+    x = x if x.ndim > ndim else x.unsqueeze(0)
+    return x if x[0].is_contiguous() else x.contiguous()
+
+
+def _split(x, models):
+    return x.view(models, x.shape[0] // models, *x.shape[1:])
+
+
+def _sum(x, dim, dtype):
+    """In float64 whatever the number of terms."""
+    return (x.squeeze(dim) if x.shape[dim] == 1 else x.sum(dim, dtype=torch.float64)).to(dtype)
 
 
 def example_launches(
-    *, mode, batch, steps, channels, states, arch, softplus=True, skip=True, every=SCAN_CHUNK
+    *,
+    mode,
+    batch,
+    steps,
+    channels,
+    states,
+    arch,
+    softplus=True,
+    skip=True,
+    every=SCAN_CHUNK,
+    models=1,
 ) -> dict[str, Launch]:
     """The launches of one call by name, on tensors without memory."""
     dtype = {name: dtype for dtype, name in MODES.items()}[mode]
@@ -135,12 +178,12 @@ def example_launches(
         return torch.empty(shape, dtype=dtype, device="meta")
 
     rows, inputs = empty(batch, steps, states), empty(batch, steps, channels)
-    D = empty(channels) if skip else None
-    scan = Scan.of(inputs, inputs, empty(channels, states), rows, rows, D, softplus=softplus)
-    saved = empty(batch, steps // every if every else 0, states, channels)
-    launches = [scan.forward_launch(empty(batch, steps, channels), saved, every, arch)]
+    A, D = empty(models, channels, states), empty(models, channels) if skip else None
+    scan = Scan.of(inputs, inputs, A, rows, rows, D, softplus=softplus)
+    y, saved = results.selective_scan(inputs, A, every)
+    launches = [scan.forward_launch(y, saved, every, arch)]
     if every == SCAN_CHUNK:
-        gradients = scan.empty_gradients(arch)
+        gradients = scan.empty_gradients(saved, arch)
         launches.append(scan.backward_launch(inputs, saved, gradients, arch))
     return {launch.name: launch for launch in launches}
 

@@ -3,6 +3,9 @@
 A program holds BE channels of one sequence and goes through time in tiles of CH steps. Within a
 tile the recurrence h_t = a_t h_{t-1} + x_t is an associative scan over pairs (a, x), because
 (a1, x1) then (a2, x2) is the pair (a1 a2, a2 x1 + x2); tiles hand their last state on.
+
+All is computed in the dtype of the states. A model has `sequences` of the batch; A_stride and
+D_stride lead from one to the next.
 """
 
 import triton
@@ -34,20 +37,21 @@ def step_sizes(b_delta, mask, SOFTPLUS: tl.constexpr):
 
 
 @triton.jit
-def load_steps(u, delta, i_b, o_t, m_t, o_e, L, E, SOFTPLUS: tl.constexpr):
+def load_steps(u, delta, i_b, o_t, m_t, o_e, L, E, SOFTPLUS: tl.constexpr, DTYPE: tl.constexpr):
     """u, steps, slopes [CH, BE] of the times o_t."""
     mask = m_t[:, None] & (o_e < E)[None, :]
     o_row = (i_b * L + o_t)[:, None] * E + o_e[None, :]
-    b_u = tl.load(u + o_row, mask=mask, other=0.0)
-    b_step, b_slope = step_sizes(tl.load(delta + o_row, mask=mask, other=0.0), mask, SOFTPLUS)
+    b_u = tl.load(u + o_row, mask=mask, other=0.0).to(DTYPE)
+    b_delta = tl.load(delta + o_row, mask=mask, other=0.0).to(DTYPE)
+    b_step, b_slope = step_sizes(b_delta, mask, SOFTPLUS)
     return b_u, b_step, b_slope
 
 
 @triton.jit
-def load_states(rows, i_b, o_t, m_t, o_n, L, N):
+def load_states(rows, i_b, o_t, m_t, o_n, L, N, DTYPE: tl.constexpr):
     """B or C [CH, NP] at the times o_t."""
     o_row = (i_b * L + o_t)[:, None] * N + o_n[None, :]
-    return tl.load(rows + o_row, mask=m_t[:, None] & (o_n < N)[None, :], other=0.0)
+    return tl.load(rows + o_row, mask=m_t[:, None] & (o_n < N)[None, :], other=0.0).to(DTYPE)
 
 
 @triton.jit
@@ -71,6 +75,9 @@ def selective_scan_forward_kernel(
     N,
     every,
     saved,
+    sequences,
+    A_stride,
+    D_stride,
     HAS_SKIP: tl.constexpr,
     SAVE: tl.constexpr,
     SOFTPLUS: tl.constexpr,
@@ -79,6 +86,7 @@ def selective_scan_forward_kernel(
     BE: tl.constexpr,
 ):
     """states [B, saved, N, E] after the steps every - 1, 2 every - 1, .."""
+    DTYPE: tl.constexpr = states.dtype.element_ty
     i_block = tl.program_id(0).to(tl.int64)
     blocks = tl.cdiv(E, BE)
     i_b = i_block // blocks
@@ -87,16 +95,18 @@ def selective_scan_forward_kernel(
     o_i = tl.arange(0, CH)
     m_e = o_e < E
     m_state = m_e[:, None] & (o_n < N)[None, :]
-    b_A = tl.load(A + o_e[:, None] * N + o_n[None, :], mask=m_state, other=0.0)
+    i_m = i_b // sequences
+    o_A = i_m * A_stride + o_e[:, None] * N + o_n[None, :]
+    b_A = tl.load(A + o_A, mask=m_state, other=0.0).to(DTYPE)
     if HAS_SKIP:
-        b_D = tl.load(D + o_e, mask=m_e, other=0.0)
-    b_h = tl.zeros((BE, NP), dtype=b_A.dtype)
+        b_D = tl.load(D + i_m * D_stride + o_e, mask=m_e, other=0.0).to(DTYPE)
+    b_h = tl.zeros((BE, NP), dtype=DTYPE)
     for first in range(0, L, CH):
         o_t = first + o_i
         m_t = o_t < L
-        b_u, b_step, _ = load_steps(u, delta, i_b, o_t, m_t, o_e, L, E, SOFTPLUS)
-        b_B = load_states(B, i_b, o_t, m_t, o_n, L, N)
-        b_C = load_states(C, i_b, o_t, m_t, o_n, L, N)
+        b_u, b_step, _ = load_steps(u, delta, i_b, o_t, m_t, o_e, L, E, SOFTPLUS, DTYPE)
+        b_B = load_states(B, i_b, o_t, m_t, o_n, L, N, DTYPE)
+        b_C = load_states(C, i_b, o_t, m_t, o_n, L, N, DTYPE)
         b_a = tl.exp(b_step[:, :, None] * b_A[None, :, :])
         b_x = (b_step * b_u)[:, :, None] * b_B[:, None, :]
         b_a, b_x = tl.associative_scan((b_a, b_x), 0, then)
@@ -139,6 +149,9 @@ def selective_scan_backward_kernel(
     N,
     saved,
     batch,
+    sequences,
+    A_stride,
+    D_stride,
     HAS_SKIP: tl.constexpr,
     SOFTPLUS: tl.constexpr,
     NP: tl.constexpr,
@@ -150,6 +163,7 @@ def selective_scan_backward_kernel(
 
     With w_t = a_t g_t, both scans are over tiles of shifted pairs: (a_{t-1}, x_{t-1}) gives the
     state before each step, (a_{t+1}, C_t grad_y_t) backwards the gradient g of the state after."""
+    DTYPE: tl.constexpr = states.dtype.element_ty
     i_block = tl.program_id(0).to(tl.int64)
     blocks = tl.cdiv(E, BE)
     i_b = i_block // blocks
@@ -160,21 +174,25 @@ def selective_scan_backward_kernel(
     m_e = o_e < E
     m_n = o_n < N
     m_state = m_e[:, None] & m_n[None, :]
-    b_A = tl.load(A + o_e[:, None] * N + o_n[None, :], mask=m_state, other=0.0)
-    b_D = tl.zeros((BE,), dtype=b_A.dtype)
+    i_m = i_b // sequences
+    o_A = i_m * A_stride + o_e[:, None] * N + o_n[None, :]
+    b_A = tl.load(A + o_A, mask=m_state, other=0.0).to(DTYPE)
+    b_D = tl.zeros((BE,), dtype=DTYPE)
     if HAS_SKIP:
-        b_D = tl.load(D + o_e, mask=m_e, other=0.0)
-    b_g = tl.zeros((BE, NP), dtype=b_A.dtype)
-    b_grad_A = tl.zeros((BE, NP), dtype=b_A.dtype)
-    b_grad_D = tl.zeros((BE,), dtype=b_A.dtype)
+        b_D = tl.load(D + i_m * D_stride + o_e, mask=m_e, other=0.0).to(DTYPE)
+    b_g = tl.zeros((BE, NP), dtype=DTYPE)
+    b_grad_A = tl.zeros((BE, NP), dtype=DTYPE)
+    b_grad_D = tl.zeros((BE,), dtype=DTYPE)
     chunks = tl.cdiv(L, CH)
     for i in range(0, chunks):
         chunk = chunks - 1 - i
         o_t = chunk * CH + o_i
         m_t = o_t < L
 
-        b_u, b_step, _ = load_steps(u, delta, i_b, o_t - 1, m_t & (o_i > 0), o_e, L, E, SOFTPLUS)
-        b_B = load_states(B, i_b, o_t - 1, m_t & (o_i > 0), o_n, L, N)
+        b_u, b_step, _ = load_steps(
+            u, delta, i_b, o_t - 1, m_t & (o_i > 0), o_e, L, E, SOFTPLUS, DTYPE
+        )
+        b_B = load_states(B, i_b, o_t - 1, m_t & (o_i > 0), o_n, L, N, DTYPE)
         b_a = tl.exp(b_step[:, :, None] * b_A[None, :, :])
         b_x = (b_step * b_u)[:, :, None] * b_B[:, None, :]
         b_a, b_x = tl.associative_scan((b_a, b_x), 0, then)
@@ -184,11 +202,11 @@ def selective_scan_backward_kernel(
         )
         b_before = b_a * b_h[None, :, :] + b_x
 
-        b_u, b_step, b_slope = load_steps(u, delta, i_b, o_t, m_t, o_e, L, E, SOFTPLUS)
+        b_u, b_step, b_slope = load_steps(u, delta, i_b, o_t, m_t, o_e, L, E, SOFTPLUS, DTYPE)
         m_row = m_t[:, None] & m_e[None, :]
         o_row = (i_b * L + o_t)[:, None] * E + o_e[None, :]
-        b_dy = tl.load(grad_y + o_row, mask=m_row, other=0.0)
-        b_B = load_states(B, i_b, o_t, m_t, o_n, L, N)
+        b_dy = tl.load(grad_y + o_row, mask=m_row, other=0.0).to(DTYPE)
+        b_B = load_states(B, i_b, o_t, m_t, o_n, L, N, DTYPE)
         b_a = tl.exp(b_step[:, :, None] * b_A[None, :, :])
         b_before *= b_a
         b_x = b_step * b_u
@@ -197,8 +215,8 @@ def selective_scan_backward_kernel(
         o_rows = ((i_e * batch + i_b) * L + o_t)[:, None] * N + o_n[None, :]
         tl.store(grad_C + o_rows, tl.sum(b_after * b_dy[:, :, None], axis=1), mask=m_rows)
 
-        _, b_next, _ = load_steps(u, delta, i_b, o_t + 1, o_t + 1 < L, o_e, L, E, SOFTPLUS)
-        b_C = load_states(C, i_b, o_t, m_t, o_n, L, N)
+        _, b_next, _ = load_steps(u, delta, i_b, o_t + 1, o_t + 1 < L, o_e, L, E, SOFTPLUS, DTYPE)
+        b_C = load_states(C, i_b, o_t, m_t, o_n, L, N, DTYPE)
         b_a = tl.exp(b_next[:, :, None] * b_A[None, :, :])
         b_gx = b_dy[:, :, None] * b_C[:, None, :]
         b_a, b_gx = tl.associative_scan((b_a, b_gx), 0, then, reverse=True)

@@ -29,6 +29,7 @@ def good_calls() -> dict:
     hmm = [ids(B, T), uniform(S), uniform(S, S), uniform(S, V), torch.full((B,), T)]
     filtered = [uniform(B, T, S), uniform(B, T, S), zeros(B)]
     scan = [zeros(B, T, E), zeros(B, T, E), zeros(E, N), zeros(B, T, N), zeros(B, T, N), zeros(E)]
+    of_models = [*scan[:2], zeros(B, E, N), *scan[3:5], zeros(B, E)]
     keys = torch.arange(T).expand(B, T)
     bijection = [zeros(B, T, V), zeros(B, T), zeros(B, T), keys, keys, uniform(V, V)]
     return {
@@ -44,7 +45,7 @@ def good_calls() -> dict:
         "bijection_posterior.noisy": [keys, keys, uniform(V, V), torch.float64],
         "bijection_posterior_backward": bijection,
         "selective_scan": [*scan, True, 1],
-        "selective_scan_backward": [zeros(B, T, E), *scan, zeros(B, T, N, E), True, 1],
+        "selective_scan_backward": [zeros(B, T, E), *of_models, zeros(B, T, N, E), True, 1],
         "rms_norm": [zeros(B, T, D), zeros(D), 1e-6],
         "rms_norm_backward": [zeros(B, T, D), zeros(B, T, D), zeros(D), zeros(B * T)],
         "gelu": [zeros(B, T), True],

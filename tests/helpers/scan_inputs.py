@@ -10,17 +10,22 @@ DTYPES = [torch.float32, torch.float64]
 NAMES = ("u", "delta", "A", "B", "C", "D")
 
 
-def draw(B, L, E, N, dtype=torch.float64, *, skip=True, softplus=True, seed=0):
-    """u, delta, A, B, C, D; states that fade within a few to a few hundred steps."""
+HALVES = [torch.float16, torch.bfloat16]
+
+
+def draw(B, L, E, N, dtype=torch.float64, *, skip=True, softplus=True, seed=0, models=None):
+    """u, delta, A, B, C, D; states that fade within a few to a few hundred steps. models: how many
+    A and D are of, if not of all sequences."""
     rng = np.random.default_rng([B, L, E, N, seed])
+    own = () if models is None else (models,)
     delta = rng.normal(size=(B, L, E))
     arrays = [
         rng.normal(size=(B, L, E)),
         delta - 2 if softplus else np.abs(delta) / 4,
-        -rng.uniform(0.05, N + 1, size=(E, N)),
+        -rng.uniform(0.05, N + 1, size=(*own, E, N)),
         rng.normal(size=(B, L, N)),
         rng.normal(size=(B, L, N)),
-        rng.normal(size=E),
+        rng.normal(size=(*own, E)),
     ]
     tensors = [torch.from_numpy(x).to(dtype) for x in arrays]
     return tensors if skip else [*tensors[:5], None]
@@ -38,7 +43,7 @@ def assert_close(name, got, expected, bound):
 
 
 def assert_values(tensors, y, softplus):
-    L, N = tensors[0].shape[1], tensors[2].shape[1]
+    L, N = tensors[0].shape[1], tensors[2].shape[-1]
     expected = reference.selective_scan(*to_arrays(tensors), delta_softplus=softplus)
     assert y.dtype == tensors[0].dtype
     assert_close("y", y, expected, scan_error(y.dtype, L, N))
@@ -46,13 +51,13 @@ def assert_values(tensors, y, softplus):
 
 def assert_gradients(tensors, grad_y, gradients, softplus):
     """gradients: of u, delta, A, B, C and D; the last may be missing."""
-    (B, L, E), N = tensors[0].shape, tensors[2].shape[1]
+    (B, L, E), N = tensors[0].shape, tensors[2].shape[-1]
     (weights,) = to_arrays([grad_y])
     expected = reference.selective_scan_backward(
         weights, *to_arrays(tensors), delta_softplus=softplus
     )
     terms = {"A": B * L, "B": E, "C": E, "D": B * L}
-    for name, got, want in zip(NAMES, gradients, expected, strict=False):
-        assert got.dtype == grad_y.dtype and got.isfinite().all(), name
-        bound = scan_error(grad_y.dtype, L, terms.get(name, N))
+    for name, x, got, want in zip(NAMES, tensors, gradients, expected, strict=False):
+        assert got.dtype == (grad_y if x is None else x).dtype and got.isfinite().all(), name
+        bound = scan_error(got.dtype, L, terms.get(name, N))
         assert_close(f"gradient of {name}", got, want, bound)

@@ -37,7 +37,8 @@ class Interpreter:
             [sys.executable, __file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(TESTS)},
+            # Behind what this process has, which may be another checkout than the installed one.
+            env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": _path()},
         )
 
     def call(self, module: str, function: str, *args, **kwargs):
@@ -52,6 +53,10 @@ class Interpreter:
         self.process.stdin.close()
         self.process.wait(timeout=30)
         self.process.stdout.close()
+
+
+def _path() -> str:
+    return os.pathsep.join((*filter(None, [os.environ.get("PYTHONPATH")]), str(TESTS)))
 
 
 def _serve():

@@ -4,7 +4,7 @@ code within budgets, and as executed sm_80 PTX, against NumPy in float64."""
 import numpy as np
 import pytest
 import torch
-from scan_inputs import assert_close, assert_gradients, assert_values, draw, to_arrays
+from scan_inputs import HALVES, assert_close, assert_gradients, assert_values, draw, to_arrays
 from tolerances import scan_error
 
 from bwt import reference
@@ -14,7 +14,12 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from triton_aot import Compiler, assert_within_budget, emulator  # noqa: E402
 
 MODULE = "bwt.kernels.selective_scan"
-DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
+DTYPES = {
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "fp32": torch.float32,
+    "fp64": torch.float64,
+}
 CHUNK = 16
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "gfx942")
 
@@ -55,6 +60,32 @@ def test_values(call, shape):
 @pytest.mark.parametrize("shape", FEW, ids=shape_id)
 def test_values_in_double(call, shape):
     check(call, draw(*shape, torch.float64))
+
+
+@pytest.mark.parametrize("wide", [True, False], ids=["float32 parameters", "halves"])
+@pytest.mark.parametrize("shape", [(2, 18, 3, 3), (1, 20, 33, 4)], ids=shape_id)
+@pytest.mark.parametrize("dtype", HALVES)
+def test_halves(call, dtype, shape, wide):
+    """Computed in float32 and rounded once; of one block of channels, and of several."""
+    tensors = draw(*shape, dtype)
+    if wide:
+        tensors[2], tensors[5] = tensors[2].float(), tensors[5].float()
+    check(call, tensors)
+
+
+@pytest.mark.parametrize("models,batch", [(1, 2), (2, 4), (3, 3)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_models_have_their_own_parameters(call, dtype, models, batch):
+    check(call, draw(batch, 18, 3, 3, dtype, models=models))
+
+
+def test_parameters_of_models_in_one_buffer(call):
+    """As views of rows that hold all that a model has: they are not copied."""
+    tensors = draw(4, 18, 3, 3, torch.float32, models=2)
+    buffer = torch.full((2, 20), torch.nan)
+    views = [*tensors[:2], buffer[:, 3:12].view(2, 3, 3), *tensors[3:5], buffer[:, 13:16]]
+    views[2].copy_(tensors[2]), views[5].copy_(tensors[5])
+    torch.testing.assert_close(compute(call, views), compute(call, tensors), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("skip", [False, True])
@@ -124,15 +155,18 @@ EXECUTED = [
     ("fp32", (2, 18, 9, 3), {"softplus": False, "skip": False}),
     ("fp32", (1, 5, 3, 40), {}),
     ("fp64", (1, 17, 1, 16), {}),
+    ("bf16", (2, 18, 5, 3), {"models": 2}),
 ]
 # Registers and bytes of shared memory, the most of any NVIDIA architecture.
 BUDGETS = {
     ("fp32", 4): {"forward": (72, 8192), "backward": (168, 8192)},
     ("fp32", 16): {"forward": (80, 8192), "backward": (168, 4096)},
     ("fp64", 16): {"forward": (128, 4096), "backward": (200, 8192)},
+    ("bf16", 16): {"forward": (80, 8192), "backward": (168, 4096)},
 }
 COMPILED = [("fp32", 16, arch) for arch in ARCHITECTURES]
 COMPILED += [("fp32", 4, "sm_90"), ("fp64", 16, "sm_80"), ("fp64", 16, "gfx942")]
+COMPILED += [("bf16", 16, "sm_80"), ("bf16", 16, "gfx942")]
 
 
 def example(mode, shape, **options):
@@ -156,7 +190,8 @@ def test_ptx(scan_compiler, monkeypatch, mode, shape, options):
     run, stats = emulator(scan_compiler, monkeypatch, MODULE)
     records = scan_compiler.get(MODULE, "sm_80", **example(mode, shape, **options))
     softplus = options.get("softplus", True)
-    tensors = draw(*shape, DTYPES[mode], softplus=softplus, skip=options.get("skip", True))
+    drawn = {"skip": options.get("skip", True), "models": options.get("models")}
+    tensors = draw(*shape, DTYPES[mode], softplus=softplus, **drawn)
     check(run, tensors, softplus)
     assert stats.keys() == records.keys()
     for name, record in records.items():

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scan_inputs import (
     DTYPES,
+    HALVES,
     assert_close,
     assert_gradients,
     assert_values,
@@ -62,6 +63,67 @@ def test_without_skip(dtype):
     check(draw(2, 20, 10, 5, dtype, skip=False), True)
 
 
+MODELS = [(1, 3), (3, 6), (4, 4), (2, 130), (5, 10)]  # and sequences; more than pieces of a sum
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("models,batch", MODELS)
+def test_models_have_their_own_parameters(backend, dtype, models, batch):
+    check(draw(batch, 19, 9, 5, dtype, models=models), True, backend)
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
+@pytest.mark.parametrize("mixed", ["A", "D"])
+def test_only_one_parameter_is_of_models(backend, mixed):
+    """The other one is shared, and its gradient is the sum over the models."""
+    tensors = draw(6, 18, 4, 3, models=3)
+    shared = 5 if mixed == "A" else 2
+    tensors[shared] = tensors[shared][0].clone()
+    if backend == "reference":
+        assert_values(tensors, selective_scan(*tensors, delta_softplus=True, backend=backend), True)
+    else:
+        check(tensors, True, backend)
+
+
+def test_models_do_not_know_of_each_other():
+    """Bit for bit what each computes alone, its gradients too."""
+    tensors = draw(9, 20, 12, 8, torch.float32, models=3)
+    y, grad_y, gradients = run(tensors, True)
+    for m in range(3):
+        own = [x[m] if i in (2, 5) else x[3 * m : 3 * m + 3] for i, x in enumerate(tensors)]
+        leaves = [x.clone().requires_grad_() for x in own]
+        alone = selective_scan(*leaves, delta_softplus=True)
+        assert torch.equal(alone, y[3 * m : 3 * m + 3])
+        found = torch.autograd.grad(alone, leaves, grad_y[3 * m : 3 * m + 3])
+        for i, (got, all_of_them) in enumerate(zip(found, gradients, strict=True)):
+            part = all_of_them[m] if i in (2, 5) else all_of_them[3 * m : 3 * m + 3]
+            assert torch.equal(got, part)
+
+
+def test_a_model_in_the_wrong_place_is_noticed():
+    tensors = draw(6, 18, 4, 3, torch.float32, models=3)
+    y, grad_y, gradients = run(tensors, True)
+    turned = [x.roll(1, 0) if i in (2, 5) else x for i, x in enumerate(tensors)]
+    with pytest.raises(AssertionError):
+        assert_values(turned, y, True)
+    turned = [x.roll(1, 0) if i in (2, 5) else x for i, x in enumerate(gradients)]
+    with pytest.raises(AssertionError, match="gradient of A"):
+        assert_gradients(tensors, grad_y, turned, True)
+
+
+@pytest.mark.parametrize("wide", [True, False], ids=["float32 parameters", "halves"])
+@pytest.mark.parametrize("models", [None, 2])
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_halves(backend, dtype, models, wide):
+    """Rounded once, against the reference on the rounded arguments."""
+    tensors = draw(4, 37, 9, 5, dtype, models=models)
+    if wide:
+        tensors[2], tensors[5] = tensors[2].float(), tensors[5].float()
+    check(tensors, True, backend)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_published_definition(dtype):
     """The recurrence of the Mamba paper (algorithm 2, zero-order hold for A and Euler for B),
@@ -82,12 +144,15 @@ def test_published_definition(dtype):
 
 
 @pytest.mark.parametrize("backend", ["native", "torch", "reference"])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_states(backend, dtype):
-    u, delta, A, B, _, _ = draw(2, 35, 11, 5, dtype)
+@pytest.mark.parametrize("models", [None, 2])
+@pytest.mark.parametrize("dtype", [*DTYPES, *HALVES])
+def test_states(backend, dtype, models):
+    u, delta, A, B, _, _ = draw(4, 35, 11, 5, dtype, models=models)
     got = selective_scan_states(u, delta, A, B, delta_softplus=True, backend=backend)
     expected = reference.selective_scan_states(*to_arrays((u, delta, A, B)), delta_softplus=True)
-    assert_close("states", got, expected, scan_error(dtype, 35, 1))
+    wide = torch.float32 if dtype in HALVES else dtype
+    assert got.dtype == wide
+    assert_close("states", got, expected, scan_error(wide, 35, 1))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -164,13 +229,17 @@ def lay_out(x, layout):
     steps=st.integers(0, 50),
     channels=st.integers(1, 40),
     states=st.integers(1, 20),
+    models=st.sampled_from([None, 1, 2, 3]),
     dtype=st.sampled_from(DTYPES),
     layout=st.sampled_from(LAYOUTS),
     softplus=st.booleans(),
     skip=st.booleans(),
 )
-def test_any_shape_and_layout(batch, steps, channels, states, dtype, layout, softplus, skip):
-    tensors = draw(batch, steps, channels, states, dtype, skip=skip, softplus=softplus)
+def test_any_shape_and_layout(
+    batch, steps, channels, states, models, dtype, layout, softplus, skip
+):
+    options = {"skip": skip, "softplus": softplus, "models": models}
+    tensors = draw(batch * (models or 1), steps, channels, states, dtype, **options)
     check([lay_out(x, layout) for x in tensors], softplus)
 
 

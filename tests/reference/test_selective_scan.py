@@ -39,6 +39,22 @@ def test_forward_is_the_recurrence_solved(B, L, E, N, skip, softplus):
     np.testing.assert_allclose(got, unrolled(*arrays, softplus), atol=1e-13)
 
 
+@pytest.mark.parametrize("models,batch", [(1, 2), (2, 4), (3, 3)])
+def test_models_are_scans_of_their_own(models, batch):
+    arrays = to_arrays(draw(batch, 5, 3, 2, models=models))
+    grad_y = np.random.default_rng(0).normal(size=arrays[0].shape)
+    y = reference.selective_scan(*arrays)
+    gradients = reference.selective_scan_backward(grad_y, *arrays)
+    for m in range(models):
+        own = slice(m * batch // models, (m + 1) * batch // models)
+        parts = [m if name in "AD" else own for name in NAMES]
+        alone = [x[part] for x, part in zip(arrays, parts, strict=True)]
+        np.testing.assert_allclose(y[own], unrolled(*alone, False), atol=1e-13)
+        expected = reference.selective_scan_backward(grad_y[own], *alone)
+        for name, got, part, want in zip(NAMES, gradients, parts, expected, strict=True):
+            np.testing.assert_allclose(got[part], want, atol=1e-13, err_msg=name)
+
+
 def test_states_are_what_is_read_out():
     u, delta, A, B, C, _ = to_arrays(draw(2, 6, 3, 4))
     states = reference.selective_scan_states(u, delta, A, B)

@@ -1,6 +1,7 @@
 // The selective scan of state-space models: the arguments of the CPU kernels.
 //
-// With u, delta [B,L,E], A [E,N], B and C [B,L,N], D [E], for every batch entry and channel e
+// With u, delta [B,L,E], A [M,E,N], B and C [B,L,N], D [M,E], for every batch entry and channel e,
+// with A and D of its model (entry b of the batch belongs to model b / (B / M)),
 //   s_t = delta_t, or softplus(delta_t) = log(1 + exp(delta_t))
 //   a_tn = exp(s_t A_n),   h_tn = a_tn h_{t-1,n} + s_t u_t B_tn,   h_{-1} = 0      [N]
 //   y_t = sum_n C_tn h_tn + D u_t
@@ -31,6 +32,9 @@ struct ScanShape {
   int64_t steps;     // L
   int64_t channels;  // E
   int64_t states;    // N
+  int64_t models;    // M, a divisor of the batch
+
+  int64_t entries_of_model() const { return batch / models; }
 };
 
 // An array [batch, time, size] with strides in elements. The last dimension has stride 1. This is
@@ -55,10 +59,18 @@ struct ScanInputs {
   ScanRows<const T> delta;
   ScanRows<const T> B;
   ScanRows<const T> C;
-  const T* A;  // [E,N] contiguous
-  const T* D;  // [E], or null
+  const T* A;  // [M,E,N] contiguous
+  const T* D;  // [M,E] contiguous, or null
 
   int64_t saved() const { return every > 0 ? shape.steps / every : 0; }
+
+  // The same with A [E,N] and D [E] of one model.
+  ScanInputs of_model(int64_t model) const {
+    ScanInputs own = *this;
+    own.A += model * shape.channels * shape.states;
+    if (D != nullptr) own.D += model * shape.channels;
+    return own;
+  }
 };
 
 template <class T>
@@ -77,8 +89,8 @@ struct ScanBackward {
   T* grad_delta;  // [B,L,E]
   T* grad_B;      // [B,L,N]
   T* grad_C;      // [B,L,N]
-  T* grad_A;      // [pieces,N,E]: to be summed over the pieces of the batch
-  T* grad_D;      // [pieces,E]
+  T* grad_A;      // [M,pieces,N,E]: to be summed over the pieces of the entries of a model
+  T* grad_D;      // [M,pieces,E]
 };
 
 }  // namespace bwt

@@ -210,17 +210,21 @@ template <class T>
 void backward_pieces(const ScanBackward<T>& a, int64_t begin, int64_t end, int64_t pieces,
                      void* memory) {
   const ScanShape& shape = a.inputs.shape;
-  const int64_t E = shape.channels, N = shape.states;
+  const int64_t E = shape.channels, N = shape.states, entries = shape.entries_of_model();
   Arena arena(memory);
   BackwardScratch<T> scratch(shape, arena);
-  scratch.rates.fill(a.inputs);
+  ScanBackward<T> own = a;
   for (int64_t piece = begin; piece < end; ++piece) {
+    const int64_t model = piece / pieces, part = piece % pieces;
+    if (piece == begin || part == 0) {
+      own.inputs = a.inputs.of_model(model);
+      scratch.rates.fill(own.inputs);
+    }
     scratch.grad_rates.clear();
     clear(scratch.grad_skip, round_up(E, kLanes<T>));
-    const int64_t last = shape.batch * (piece + 1) / pieces;
-    for (int64_t batch = shape.batch * piece / pieces; batch < last; ++batch) {
-      backward_entry(a, batch, scratch);
-    }
+    const int64_t first = model * entries + entries * part / pieces;
+    const int64_t last = model * entries + entries * (part + 1) / pieces;
+    for (int64_t batch = first; batch < last; ++batch) backward_entry(own, batch, scratch);
     write_rows(scratch.grad_rates.data, N, E, a.grad_A + piece * N * E, E);
     __builtin_memcpy(a.grad_D + piece * E, scratch.grad_skip, E * sizeof(T));
   }

@@ -89,19 +89,28 @@ void forward_tile(const ScanForward<T>& a, const Tile<T>& tile, ForwardScratch<T
 }
 
 template <class T>
-void forward_entries(const ScanForward<T>& a, int64_t begin, int64_t end, void* memory) {
+void forward_entry(const ScanForward<T>& a, int64_t batch, ForwardScratch<T>& scratch) {
   const ScanShape& shape = a.inputs.shape;
   const int64_t steps = a.inputs.every > 0 ? a.inputs.every : kScanChunk;
+  scratch.state.clear();
+  for (int64_t first = 0; first < shape.steps; first += steps) {
+    for (int64_t channel = 0; channel < shape.channels; channel += kTile * kLanes<T>) {
+      forward_tile(a, Tile<T>(shape, batch, first, steps, channel), scratch);
+    }
+  }
+}
+
+template <class T>
+void forward_entries(const ScanForward<T>& a, int64_t begin, int64_t end, void* memory) {
+  const ScanShape& shape = a.inputs.shape;
+  const int64_t entries = shape.entries_of_model();
   Arena arena(memory);
   ForwardScratch<T> scratch(shape, arena);
-  scratch.rates.fill(a.inputs);
-  for (int64_t batch = begin; batch < end; ++batch) {
-    scratch.state.clear();
-    for (int64_t first = 0; first < shape.steps; first += steps) {
-      for (int64_t channel = 0; channel < shape.channels; channel += kTile * kLanes<T>) {
-        forward_tile(a, Tile<T>(shape, batch, first, steps, channel), scratch);
-      }
-    }
+  for (int64_t batch = begin; batch < end;) {
+    const int64_t model = batch / entries, last = smaller(end, (model + 1) * entries);
+    const ScanForward<T> own{a.inputs.of_model(model), a.y, a.states};
+    scratch.rates.fill(own.inputs);
+    for (; batch < last; ++batch) forward_entry(own, batch, scratch);
   }
 }
 

@@ -23,18 +23,25 @@ ScanRows<const T> rows_of(const Tensor& x) {
   return {data<T>(x), x.stride(0), x.stride(1)};
 }
 
+// A is [E,N], and D is [E], of all sequences, or both have one more dimension for the models.
+int64_t models_of(const Tensor& A) { return A.dim() == 3 ? A.size(0) : 1; }
+
 ArgumentCheck check_arguments(const Tensor& u, const Tensor& delta, const Tensor& A,
                               const Tensor& B, const Tensor& C, const std::optional<Tensor>& D,
                               int64_t every) {
   const ArgumentCheck check("selective_scan", u.scalar_type(), "u");
   check.that(u.dim() == 3, "u");
-  check.that(A.dim() == 2 && 1 <= A.size(1) && A.size(1) <= kMaxScanStates, "A");
-  const int64_t batch = u.size(0), steps = u.size(1), channels = u.size(2), states = A.size(1);
+  check.that(A.dim() == 2 || A.dim() == 3, "A");
+  const int64_t batch = u.size(0), steps = u.size(1), channels = u.size(2);
+  const int64_t states = A.size(-1), models = models_of(A);
+  check.that(1 <= states && states <= kMaxScanStates, "A");
   check.sizes("delta", delta, {batch, steps, channels});
-  check.sizes("A", A, {channels, states});
+  check.shared_or_own("A", A, models, {channels, states});
+  check.that(models > 0 && batch % models == 0, "A");
   check.sizes("B", B, {batch, steps, states});
   check.sizes("C", C, {batch, steps, states});
-  check.sizes("D", D, {channels});
+  if (D) check.shared_or_own("D", *D, models, {channels});
+  if (D) check.that(D->dim() == A.dim() - 1, "D");
   STD_TORCH_CHECK(0 <= every && every <= kScanChunk, "selective_scan: every must be 0 to ",
                   kScanChunk);
   return check;
@@ -55,7 +62,7 @@ struct Inputs {
 
   template <class T>
   ScanInputs<T> arguments() const {
-    return {{u.size(0), u.size(1), u.size(2), A.size(1)},
+    return {{u.size(0), u.size(1), u.size(2), A.size(-1), models_of(A)},
             softplus,
             every,
             rows_of<T>(u),
@@ -91,7 +98,7 @@ std::tuple<Tensor, Tensor> selective_scan_forward(const Tensor& u, const Tensor&
   const Inputs inputs(u, delta, A, B, C, D, softplus, every);
   const int64_t saved = every > 0 ? u.size(1) / every : 0;
   const Tensor y = allocate(u, u.sizes());
-  const Tensor states = allocate(u, {u.size(0), saved, A.size(1), u.size(2)});
+  const Tensor states = allocate(u, {u.size(0), saved, A.size(-1), u.size(2)});
   if (u.numel() > 0) {
     auto run = u.scalar_type() == ScalarType::Float ? forward<float> : forward<double>;
     run(inputs, y, states);
@@ -112,16 +119,30 @@ std::vector<double> add_pieces(const T* sums, int64_t pieces, int64_t size) {
   return total;
 }
 
+// From the sums of each piece, [pieces,N,E] and [pieces,E], to the gradients [E,N] and [E] of one
+// model.
+template <class T>
+void write_sums(const ScanShape& shape, int64_t pieces, const T* rate_sums, const T* skip_sums,
+                T* grad_A, T* grad_D) {
+  const int64_t E = shape.channels, N = shape.states;
+  const std::vector<double> rates = add_pieces(rate_sums, pieces, E * N);
+  const std::vector<double> skips = add_pieces(skip_sums, pieces, E);
+  for (int64_t i = 0; i < E * N; ++i) grad_A[i] = static_cast<T>(rates[i % N * E + i / N]);
+  std::copy(skips.begin(), skips.end(), grad_D);
+}
+
 template <class T>
 void backward(const Inputs& inputs, const Tensor& states, const Tensor& grad_y,
               const Gradients& gradients) {
   const ScanInputs<T> arguments = inputs.arguments<T>();
   const ScanShape& shape = arguments.shape;
-  const int64_t E = shape.channels, N = shape.states;
+  const int64_t E = shape.channels, N = shape.states, models = shape.models;
+  // Of each model, as many as if it were alone.
   const int64_t fitting = kGradientBytes / int64_t(E * (N + 1) * sizeof(T));
-  const int64_t pieces = std::min(shape.batch, std::clamp<int64_t>(fitting, 1, kGradientPieces));
-  std::vector<T> sums(pieces * E * (N + 1));
-  T* skip_sums = sums.data() + pieces * E * N;
+  const int64_t pieces =
+      std::min(shape.entries_of_model(), std::clamp<int64_t>(fitting, 1, kGradientPieces));
+  std::vector<T> sums(models * pieces * E * (N + 1));
+  T* skip_sums = sums.data() + models * pieces * E * N;
   const ScanBackward<T> a{arguments,
                           data<T>(states),
                           rows_of<T>(grad_y),
@@ -131,15 +152,15 @@ void backward(const Inputs& inputs, const Tensor& states, const Tensor& grad_y,
                           mutable_data<T>(gradients.C),
                           sums.data(),
                           skip_sums};
-  torch::stable::parallel_for(0, pieces, 1, [&](int64_t begin, int64_t end) {
+  torch::stable::parallel_for(0, models * pieces, 1, [&](int64_t begin, int64_t end) {
     std::vector<char> scratch(BWT_SIMD_CALL(scratch_bytes, a));
     BWT_SIMD_CALL(backward_pieces, a, begin, end, pieces, scratch.data());
   });
-  const std::vector<double> rates = add_pieces(sums.data(), pieces, E * N);
-  const std::vector<double> skips = add_pieces(skip_sums, pieces, E);
-  T* grad_A = mutable_data<T>(gradients.A);
-  for (int64_t i = 0; i < E * N; ++i) grad_A[i] = static_cast<T>(rates[i % N * E + i / N]);
-  std::copy(skips.begin(), skips.end(), mutable_data<T>(gradients.D));
+  for (int64_t model = 0; model < models; ++model) {
+    write_sums(shape, pieces, sums.data() + model * pieces * E * N, skip_sums + model * pieces * E,
+               mutable_data<T>(gradients.A) + model * E * N,
+               mutable_data<T>(gradients.D) + model * E);
+  }
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> selective_scan_backward(
@@ -149,14 +170,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> selective_scan_backwa
   const ArgumentCheck same = check_arguments(u, delta, A, B, C, D, every);
   same.that(every > 0, "every");
   same.sizes("grad_y", grad_y, {u.size(0), u.size(1), u.size(2)});
-  same.sizes("states", states, {u.size(0), u.size(1) / every, A.size(1), u.size(2)});
+  same.sizes("states", states, {u.size(0), u.size(1) / every, A.size(-1), u.size(2)});
   // All of them are written, if anything is computed.
   const bool some = u.numel() > 0;
   auto like = [some](const Tensor& x, torch::headeronly::IntHeaderOnlyArrayRef sizes) {
     return some ? allocate(x, sizes) : torch::stable::new_zeros(x, sizes);
   };
-  const Gradients gradients{like(u, u.sizes()), like(u, u.sizes()), like(A, A.sizes()),
-                            like(B, B.sizes()), like(C, C.sizes()), like(A, {A.size(0)})};
+  const auto sizes = A.sizes();
+  const Gradients gradients{like(u, u.sizes()), like(u, u.sizes()),
+                            like(A, sizes),     like(B, B.sizes()),
+                            like(C, C.sizes()), like(A, sizes.slice(0, sizes.size() - 1))};
   if (some) {
     auto run = u.scalar_type() == ScalarType::Float ? backward<float> : backward<double>;
     run(Inputs(u, delta, A, B, C, D, softplus, every), packed(states), packed_rows(grad_y),
