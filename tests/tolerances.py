@@ -71,6 +71,13 @@ def scan_error(dtype: torch.dtype, steps: int, terms: int) -> float:
     return 16 * torch.finfo(dtype).eps * (max(steps, 1) ** 0.5 + max(terms, 1) ** 0.5)
 
 
+def reordered_sums(dtype: torch.dtype, terms: int) -> float:
+    """A small model whose products are sums of up to `terms` products of order 1, and its
+    gradients, computed in another order, relative to the largest entry of a result. Rounding
+    errors of independent signs grow with the root of the number; 16 covers a chain of layers."""
+    return 16 * torch.finfo(dtype).eps * terms**0.5
+
+
 def gelu_error(dtype: torch.dtype, x: float) -> float:
     """GELU and its slope at |x| or below, absolute. A normal tail of at most 1/2 has the errors of
     an exponential and of a polynomial, a few units in the last place, and the rounding of x^2 / 2,

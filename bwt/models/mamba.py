@@ -53,28 +53,53 @@ class Options:
 
 
 class _CausalConvolution(torch.autograd.Function):
-    """sum_j weight_j * x_{t-j} + bias for each channel, x [B, T, C] and weight [K, C]. torch's
-    grouped convolution wants time last and is slower on a CPU, its gradient above all."""
+    """sum_j weight_j * x_{t-j} + bias for each channel, x [B, T, C], weight [K, C] and bias [C]; of
+    M models, x [M, B, T, C], weight [M, 1, 1, K, C] and bias [M, 1, 1, C]. torch's grouped
+    convolution wants time last and is slower on a CPU, its gradient above all."""
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
-        total = torch.addcmul(bias, x, weight[0])
-        for j in range(1, min(len(weight), x.shape[1])):
-            total[:, j:].addcmul_(x[:, :-j], weight[j])
+        first, *others = weight.unbind(-2)
+        total = torch.addcmul(bias, x, first)
+        for j, share in enumerate(others[: x.shape[-2] - 1], 1):
+            total[..., j:, :].addcmul_(x[..., :-j, :], share)
         return total
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor):
         x, weight = ctx.saved_tensors
-        grad_x = grad * weight[0]
+        first, *others = weight.unbind(-2)
+        keep = weight.ndim > 2  # of models: dimensions of size 1 for B and T
+        grad_x = grad * first
         grad_weight = torch.zeros_like(weight)
-        grad_weight[0] = (grad * x).sum((0, 1))
-        for j in range(1, min(len(weight), x.shape[1])):
-            grad_x[:, :-j].addcmul_(grad[:, j:], weight[j])
-            grad_weight[j] = (grad[:, j:] * x[:, :-j]).sum((0, 1))
-        return grad_x, grad_weight, grad.sum((0, 1))
+        grad_weight[..., 0, :] = (grad * x).sum((-3, -2), keep)
+        for j, share in enumerate(others[: x.shape[-2] - 1], 1):
+            grad_x[..., :-j, :].addcmul_(grad[..., j:, :], share)
+            grad_weight[..., j, :] = (grad[..., j:, :] * x[..., :-j, :]).sum((-3, -2), keep)
+        return grad_x, grad_weight, grad.sum((-3, -2), keep)
+
+
+class _BatchedConvolution(torch.autograd.Function):
+    """What torch.func.vmap makes of it: one convolution of all models. A class of its own, for a
+    function that torch.func knows costs more host time in every call."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return _CausalConvolution.apply(x, weight, bias)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        """Nothing is saved: only batching comes here."""
+
+    @staticmethod
+    def vmap(info, axes, *tensors):
+        x, weight, bias = (
+            y.expand(info.batch_size, *y.shape) if axis is None else y.movedim(axis, 0)
+            for y, axis in zip(tensors, axes, strict=True)
+        )
+        return _CausalConvolution.apply(x, weight[:, None, None], bias[:, None, None]), 0
 
 
 class CausalConvolution(nn.Module):
@@ -90,8 +115,10 @@ class CausalConvolution(nn.Module):
             weight = self.mix.t().flip(1).unsqueeze(1)  # [C, 1, K], the oldest first
             past = functional.pad(x.transpose(1, 2), (len(self.mix) - 1, 0))
             return functional.conv1d(past, weight, self.bias, groups=len(weight)).transpose(1, 2)
+        batched = torch._C._are_functorch_transforms_active()
+        convolution = _BatchedConvolution if batched else _CausalConvolution
         # Under autocast x is half, and float32 weights would make the result float32.
-        return _CausalConvolution.apply(x, self.mix.to(x.dtype), self.bias.to(x.dtype))
+        return convolution.apply(x, self.mix.to(x.dtype), self.bias.to(x.dtype))
 
 
 class Mixer(Tapped):
