@@ -53,11 +53,13 @@ def without_gradients(call, incoming):
     return op, (*[None] * incoming, *arguments[incoming:])
 
 
-def selective_scan(batch=2, steps=18, channels=5, states=4, every=16):
+def selective_scan(
+    batch=2, steps=18, channels=5, states=4, every=16, models=(), dtype=torch.float32
+):
     # As slices of one projection: no argument is contiguous.
-    wide = randn(batch, steps, 2 * channels + 2 * states)
+    wide = randn(batch, steps, 2 * channels + 2 * states).to(dtype)
     u, delta, B, C = wide.split((channels, channels, states, states), -1)
-    A, D = -randn(states, channels).abs().t(), randn(channels)
+    A, D = -randn(*models, states, channels).abs().mT, randn(*models, channels)
     return torch.ops.bwt.selective_scan.default, (u, delta, A, B, C, D, True, every)
 
 
@@ -104,6 +106,11 @@ CALLS = {
     "scan-no-states": lambda: selective_scan(every=0),
     "scan-backward": lambda: selective_scan_backward(),
     "scan-backward-empty": lambda: selective_scan_backward(batch=0),
+    "scan-models": lambda: selective_scan(models=(2,)),
+    "scan-models-backward": lambda: selective_scan_backward(models=(2,)),
+    "scan-models-backward-empty": lambda: selective_scan_backward(batch=0, models=(2,)),
+    "scan-bf16": lambda: selective_scan(dtype=torch.bfloat16),
+    "scan-bf16-backward": lambda: selective_scan_backward(dtype=torch.bfloat16, models=(2,)),
     "bijection": bijection_posterior,
     "bijection-noisy": bijection_posterior_noisy,
     "bijection-backward": bijection_posterior_backward,

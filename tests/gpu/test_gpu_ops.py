@@ -73,6 +73,22 @@ def test_selective_scan(device, shape, layout, dtype):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("models", [None, 2])
+def test_selective_scan_of_halves(device, layout, dtype, models):
+    gpu_bodies.selective_scan(device, (2, 18, 7, 3), layout, dtype, models)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_stacked_scan(device, dtype):
+    gpu_bodies.stacked_scan(device, dtype)
+
+
+def test_stacked_attention(device):
+    gpu_bodies.stacked_attention(device)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("op", ["gelu", "rms_norm"])
 def test_pointwise(device, op, layout):
     getattr(gpu_bodies, op)(device, layout)

@@ -206,15 +206,17 @@ def scan(rng) -> None:
     dtype = choose(rng, *DTYPES)
     batch, steps, channels = (int(rng.integers(0, n)) for n in (4, 70, 20))
     states = int(choose(rng, rng.integers(1, 20), 64))
+    models = () if rng.integers(2) else (int(rng.integers(1, 4)),)
+    batch *= models[0] if models else 1
     arguments = {
         "u": normal(rng, dtype, batch, steps, channels),
         "delta": normal(rng, dtype, batch, steps, channels) - 2,
-        "A": -normal(rng, dtype, channels, states).abs(),
+        "A": -normal(rng, dtype, *models, channels, states).abs(),
         "B": normal(rng, dtype, batch, steps, states),
         "C": normal(rng, dtype, batch, steps, states),
     }
     if rng.integers(2):
-        arguments["D"] = normal(rng, dtype, channels)
+        arguments["D"] = normal(rng, dtype, *models, channels)
     call = Call(
         "selective_scan",
         "selective_scan",

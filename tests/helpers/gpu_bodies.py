@@ -8,6 +8,7 @@ import hmm_triton
 import numpy as np
 import scan_inputs
 import torch
+from op_calls import OpCalls
 from tolerances import gelu_error, norm_error, rounding, subset_sums
 
 from bwt import ops, reference
@@ -129,8 +130,8 @@ def _assert_channel_slope(got, leaf, keys, values, exact):
     assert abs(terms.sum() - rise / (2 * step)) <= 1e-7 * np.abs(terms).sum()
 
 
-def selective_scan(device, shape, layout, dtype=torch.float32):
-    tensors = scan_inputs.draw(*shape, dtype)
+def selective_scan(device, shape, layout, dtype=torch.float32, models=None):
+    tensors = scan_inputs.draw(*shape, dtype, models=models)
     place = partial(LAYOUTS[layout], device=device)
     inputs = leaves(tensors, place)
     y = ops.selective_scan(*inputs, delta_softplus=True)
@@ -138,6 +139,42 @@ def selective_scan(device, shape, layout, dtype=torch.float32):
     found = torch.autograd.grad(y, inputs, place(grad))
     scan_inputs.assert_values(tensors, y.cpu(), True)
     scan_inputs.assert_gradients(tensors, grad, to_cpu(found), True)
+
+
+def stacked_scan(device, dtype):
+    """vmap over models: one call of the kernel each way, against the reference of each model."""
+    models = [scan_inputs.draw(2, 18, 5, 3, dtype, seed=seed) for seed in range(3)]
+    stacks = [torch.stack(x) for x in zip(*models, strict=True)]
+    inputs = leaves(stacks, partial(odd, device=device))
+    compute = partial(ops.selective_scan, delta_softplus=True)
+    grad = torch.randn(3, 2, 18, 5, dtype=dtype)
+    with OpCalls() as calls:
+        y = torch.func.vmap(compute)(*inputs)
+        found = torch.autograd.grad(y, inputs, grad.to(device))
+    assert calls.seen == [("selective_scan", 6), ("selective_scan_backward", 6)]
+    for m, tensors in enumerate(models):
+        scan_inputs.assert_values(tensors, y[m].cpu(), True)
+        scan_inputs.assert_gradients(tensors, grad[m], [x[m].cpu() for x in found], True)
+
+
+def stacked_attention(device):
+    """vmap over models: one call of the kernel each way, against one call for each model."""
+    inputs = leaves([torch.randn(3, 2, 2, 9, 8) for _ in range(3)], partial(odd, device=device))
+
+    def compute(q, k, v):
+        result = ops.attention(q, k, v, capture=("weights", "entropy"))
+        return result.out, result.weights, result.entropy
+
+    with OpCalls() as calls:
+        outputs = torch.func.vmap(compute)(*inputs)
+        incoming = [torch.randn_like(x) for x in outputs]
+        found = torch.autograd.grad(outputs, inputs, incoming)
+    assert calls.seen == [("attention", 6), ("attention_backward", 6)]
+    alone = [torch.stack(x) for x in zip(*map(compute, *inputs), strict=True)]
+    for got, want in zip(outputs, alone, strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=0)
+    for got, want in zip(found, torch.autograd.grad(alone, inputs, incoming), strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=0)
 
 
 def gelu(device, layout):

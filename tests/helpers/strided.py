@@ -205,6 +205,8 @@ def scan_calls(rng, dtype) -> Iterator[Call]:
             "B": normal(rng, dtype, batch, steps, states),
         }
         more = {"C": normal(rng, dtype, batch, steps, states), "D": normal(rng, dtype, channels)}
+        models = {"A": -normal(rng, dtype, batch, channels, states).abs()}
+        models["D"] = normal(rng, dtype, batch, channels)
 
         def error(dtype, steps=steps, states=states):
             return scan_error(dtype, steps, states)
@@ -213,6 +215,13 @@ def scan_calls(rng, dtype) -> Iterator[Call]:
             f"selective_scan E{channels}",
             "selective_scan",
             {**rows, **more, "delta_softplus": True},
+            (*rows, *more),
+            error,
+        )
+        yield Call(
+            f"selective_scan of models E{channels}",
+            "selective_scan",
+            {**rows, **more, **models, "delta_softplus": True},
             (*rows, *more),
             error,
         )
