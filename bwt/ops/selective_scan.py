@@ -1,7 +1,5 @@
 """The selective scan of state-space models: the public op."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -69,7 +67,8 @@ def selective_scan(
     """
     _check(u, delta, A, B, C)
     _check_skip(D, u, A)
-    A, D = _of_as_many_models(A, D)
+    if D is not None and A.ndim != D.ndim + 1:
+        A, D = _of_as_many_models(A, D)
     chosen = _dispatch.choose(OP, backend, u.device)
     _checks.check_dtype(SELECTIVE_SCAN, chosen, u.dtype, "the arguments")
     tensors = (u, delta, A, B, C, D)
@@ -114,28 +113,29 @@ def _check(*tensors: Tensor) -> None:
     u, A = tensors[0], tensors[2]
     if A.ndim not in (2, 3):
         raise ValueError(f"{OP}: A must be [E, N] or [M, E, N], got shape {tuple(A.shape)}")
-    (batch, steps, channels), (*models, _, states) = u.shape, A.shape
+    (batch, steps, channels), states = u.shape, A.shape[-1]
     if not 1 <= states <= MAX_STATES:
         raise ValueError(f"{OP}: A must have 1 to {MAX_STATES} states, got {states}")
     rows = (batch, steps, states)
-    wanted = (u.shape, u.shape, (*models, channels, states), rows, rows)
+    matrix = (channels, states) if A.ndim == 2 else (A.shape[0], channels, states)
+    wanted = (u.shape, u.shape, matrix, rows, rows)
     for argument, x, shape in zip(ARGUMENTS, tensors, wanted, strict=False):
         if x.shape != shape:
             raise ValueError(
                 f"{OP}: {argument.name} must be {argument.layout} = {list(shape)} "
                 f"(as u and A say), got {list(x.shape)}"
             )
-    _check_models("A", models, batch)
+    if A.ndim == 3:
+        _check_models("A", A, batch)
 
 
-def _check_models(name: str, models: Sequence[int], batch: int) -> None:
-    """models: their number, or nothing where all sequences share what has this name."""
-    for number in models:
-        if number < 1 or batch % number:
-            raise ValueError(
-                f"{OP}: {name} is of {number} models, and u has {batch} sequences; the batch must "
-                "be a multiple of the models"
-            )
+def _check_models(name: str, x: Tensor, batch: int) -> None:
+    models = x.shape[0]
+    if models < 1 or batch % models:
+        raise ValueError(
+            f"{OP}: {name} is of {models} models, and u has {batch} sequences; the batch must be a "
+            "multiple of the models"
+        )
 
 
 def _check_skip(D: Tensor | None, u: Tensor, A: Tensor) -> None:
@@ -144,11 +144,16 @@ def _check_skip(D: Tensor | None, u: Tensor, A: Tensor) -> None:
     if not isinstance(D, Tensor) or not _is_like(D, u):
         got = f"{D.dtype} on {D.device}" if isinstance(D, Tensor) else type(D).__name__
         raise ValueError(f"{OP}: D must be None or like u {u.dtype} on {u.device}, got {got}")
-    channels, models = u.shape[2], A.shape[:-2] or D.shape[:-1][:1]
-    if D.shape not in ((channels,), (*models, channels)):
-        several = f"[M, E] = [{models[0] if models else 'M'}, {channels}]"
-        raise ValueError(f"{OP}: D must be [E] = [{channels}] or {several}, got {list(D.shape)}")
-    _check_models("D", models, u.shape[0])
+    channels = u.shape[2:]
+    if D.shape == channels:
+        return
+    models = A.shape[:-2] or D.shape[:1]
+    if D.shape != (*models, *channels):
+        several = f"[{models[0] if A.ndim == 3 else 'M'}, {channels[0]}]"
+        raise ValueError(
+            f"{OP}: D must be [E] = {list(channels)} or [M, E] = {several}, got {list(D.shape)}"
+        )
+    _check_models("D", D, u.shape[0])
 
 
 def _is_like(D: Tensor, u: Tensor) -> bool:
@@ -156,10 +161,8 @@ def _is_like(D: Tensor, u: Tensor) -> bool:
     return same and D.device == u.device
 
 
-def _of_as_many_models(A: Tensor, D: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """If one of them is of several models, so is the other one."""
-    if D is None or A.ndim == D.ndim + 1:
-        return A, D
+def _of_as_many_models(A: Tensor, D: Tensor) -> tuple[Tensor, Tensor]:
+    """One of them is of several models: so is the other one then."""
     if A.ndim == 2:
         return A.expand(D.shape[0], *A.shape), D
     return A, D.expand(A.shape[0], *D.shape)
