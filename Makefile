@@ -33,7 +33,7 @@ endef
 export PRINT_CHOICE
 
 # What the sanitized library needs loaded before Python: it is not linked into Python itself.
-SANITIZE_OPS := attention bijection_posterior gelu hmm_filter rms_norm selective_scan
+SANITIZE_OPS := add_bias add_rms_norm attention bijection_posterior gelu hmm_filter rms_norm selective_scan
 SANITIZE_TESTS := $(foreach op,$(SANITIZE_OPS),$(wildcard tests/ops/test_$(op)*.py)) \
 	$(addprefix tests/,ops/test_simd_levels.py ops/test_strides.py csrc/test_raw_ops.py)
 PRELOADED = $(foreach name,asan ubsan stdc++,$(shell $(CXX) -print-file-name=lib$(name).so))

@@ -89,11 +89,14 @@ _POINTWISE = {
     "torch": Serves(FLOATS),
     "reference": Serves(WIDE),
 }
+ADD_BIAS, ADD_RMS_NORM = Contract("add_bias", _POINTWISE), Contract("add_rms_norm", _POINTWISE)
 GELU, RMS_NORM = Contract("gelu", _POINTWISE), Contract("rms_norm", _POINTWISE)
 
 CONTRACTS = {
     contract.op: contract
     for contract in (
+        ADD_BIAS,
+        ADD_RMS_NORM,
         ATTENTION,
         BIJECTION_POSTERIOR,
         GELU,

@@ -4,6 +4,8 @@ A process forked after a parallel call hangs in its own first one, as with plain
 forkserver or a DataLoader.
 """
 
+from bwt.ops.add_bias import add_bias
+from bwt.ops.add_rms_norm import add_rms_norm
 from bwt.ops.attention import attention
 from bwt.ops.bijection_posterior import bijection_posterior
 from bwt.ops.gelu import gelu
@@ -13,6 +15,8 @@ from bwt.ops.rms_norm import rms_norm
 from bwt.ops.selective_scan import selective_scan, selective_scan_states
 
 __all__ = [
+    "add_bias",
+    "add_rms_norm",
     "attention",
     "bijection_posterior",
     "gelu",

@@ -1,72 +1,104 @@
-"""The Gaussian error linear unit with its slope in the same pass: the public op."""
+"""The Gaussian error linear unit, of a sum with a bias too, in one pass each way: the public op."""
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from bwt import reference
-from bwt.kernels.contracts import GELU
-from bwt.ops import _checks, _derivatives, _dispatch, _library
+from bwt.kernels.contracts import GELU, HALVES
+from bwt.ops import _checks, _derivatives, _dispatch, _library, _rows
 
 OP = GELU.op
+ARGUMENTS = [
+    _checks.Argument("x", "[..., C]", None),
+    _checks.Argument("bias", _rows.LAYOUT, None, is_parameter=True),
+]
 
 
-def gelu(x: Tensor, *, backend: str = "auto") -> Tensor:
-    """x Phi(x), Phi the distribution function of the standard normal (no approximation by tanh).
+def gelu(x: Tensor, bias: Tensor | None = None, *, backend: str = "auto") -> Tensor:
+    """z Phi(z) of z = x + bias, Phi the distribution function of the standard normal (no
+    approximation by tanh).
 
-    The native kernel computes the slope along with the value, from the same exponential, if a
-    gradient may be wanted. Far negative x lose no digits. By default torch's own serves halves,
-    GPUs and what torch.compile compiles.
+    A product without its bias followed by this is cheaper than one with it followed by GELU alone:
+    the native kernel adds the bias, and sums its gradient, on the way. Far negative z lose no
+    digits. By default torch's own serves halves (added up in float32), GPUs and what torch.compile
+    compiles.
 
     Args:
-        x: floating-point, of any shape; float32 or float64 for "native" and "reference".
+        x: floating-point, of any shape, [..., C] with a bias; float32 or float64 for "native" and
+            "reference".
+        bias: [C], or [M, C] if the rows of x are those of M models, one model's after another's; on
+            the same device and of the same dtype or, beside halves, float32.
         backend: "auto", "native", "torch" or "reference".
 
     >>> import torch
     >>> gelu(torch.tensor([-1.0, 0.0, 2.0]))
     tensor([-0.1587,  0.0000,  1.9545])
+    >>> gelu(torch.tensor([[0.0, 2.0]]), torch.tensor([-1.0, 0.0]))
+    tensor([[-0.1587,  1.9545]])
     """
-    _checks.check_floating(OP, "x", x)
+    _check(x, bias)
     chosen = _dispatch.choose_beside_torch(GELU, backend, x)
-    _checks.check_dtype(GELU, chosen, x.dtype, "x")
+    _checks.check_dtype(GELU, chosen, x.dtype, "x" if bias is None else "x and bias")
     if chosen == "torch":
-        return functional.gelu(x)
+        return _plain(x, bias)
     if chosen == "reference":
-        _checks.refuse_gradient(OP, "x", x)
-        return torch.from_numpy(reference.gelu(x.numpy(force=True))).to(x.dtype)
-    y, _ = torch.ops.bwt.gelu(x, torch.is_grad_enabled() and x.requires_grad)
-    return y
+        _checks.refuse_gradient(OP, "x" if bias is None else "x and bias", x, bias)
+        arrays = (None if t is None else t.numpy(force=True) for t in (x, bias))
+        return torch.from_numpy(reference.gelu(*arrays)).to(x.dtype)
+    return torch.ops.bwt.gelu(x, bias)
 
 
-_library.define("gelu(Tensor x, bool slope) -> (Tensor, Tensor)")
+def _check(x: Tensor, bias: Tensor | None) -> None:
+    if bias is None:
+        _checks.check_floating(OP, "x", x)
+        return
+    _checks.check_alike(OP, ARGUMENTS, (x, bias))
+    _rows.check(OP, "bias", bias, x)
+
+
+def _plain(x: Tensor, bias: Tensor | None) -> Tensor:
+    if bias is None:
+        return functional.gelu(x)
+    rows, bias = _rows.by_model(x, bias)
+    if x.dtype in HALVES:
+        return functional.gelu(rows.float() + bias.float()).to(x.dtype).reshape(x.shape)
+    return functional.gelu(rows + bias).reshape(x.shape)
+
+
+_library.define("gelu(Tensor x, Tensor? bias) -> Tensor")
+_library.define("gelu_backward(Tensor grad_y, Tensor x, Tensor? bias) -> (Tensor, Tensor)")
 
 
 @torch.library.register_fake("bwt::gelu")
-def _fake(x, slope):
-    return x.new_empty(x.shape), x.new_empty(x.shape if slope else (0,))
+def _fake(x, bias):
+    return x.new_empty(x.shape)
+
+
+@torch.library.register_fake("bwt::gelu_backward")
+def _fake_backward(grad_y, x, bias):
+    return x.new_empty(x.shape), x.new_empty((0,) if bias is None else bias.shape)
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    slope = output[1]
-    ctx.set_materialize_grads(False)  # no zeros for the second output
-    ctx.mark_non_differentiable(slope)
-    ctx.save_for_backward(inputs[0], slope)
+    ctx.save_for_backward(*inputs)
 
 
-def _backward(ctx, grad_y, _):
-    if grad_y is None:
-        return None, None
-    x, slope = ctx.saved_tensors
-    if _derivatives.graph_wanted():
-        return torch.ops.aten.gelu_backward(grad_y, x), None
-    return grad_y * slope, None
+def _backward(ctx, grad_y):
+    x, bias = ctx.saved_tensors
+    if not _derivatives.graph_wanted():
+        grad_x, grad_bias = torch.ops.bwt.gelu_backward(grad_y, x, bias)
+        return grad_x, None if bias is None else grad_bias
+
+    def compute(x, bias):
+        return (_plain(x, bias),)
+
+    return tuple(_derivatives.gradients(compute, (x, bias), ctx.needs_input_grad, (grad_y,)))
 
 
-def _vmap(info, axes, x, slope):
-    x = x.movedim(axes[0], 0)
-    # A batched tensor does not say that gradients are wanted.
-    slope = slope or (torch.is_grad_enabled() and x.requires_grad)
-    return torch.ops.bwt.gelu(x, slope), (0, 0 if slope else None)
+def _vmap(info, axes, x, bias):
+    (x,), (bias,) = _rows.folded(info.batch_size, [(x, axes[0])], [(bias, axes[1])])
+    return torch.ops.bwt.gelu(x, bias), 0
 
 
 torch.library.register_autograd("bwt::gelu", _backward, setup_context=_setup_context)

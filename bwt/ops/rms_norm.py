@@ -5,13 +5,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from bwt import reference
-from bwt.kernels.contracts import RMS_NORM
-from bwt.ops import _checks, _derivatives, _dispatch, _library
+from bwt.kernels.contracts import HALVES, RMS_NORM
+from bwt.ops import _checks, _derivatives, _dispatch, _library, _rows
 
 OP = RMS_NORM.op
 ARGUMENTS = [
     _checks.Argument("x", "[..., C]", None),
-    _checks.Argument("weight", "[C]", None, is_parameter=True),
+    _checks.Argument("weight", _rows.LAYOUT, None, is_parameter=True),
 ]
 
 
@@ -23,7 +23,8 @@ def rms_norm(x: Tensor, weight: Tensor, *, epsilon: float = 1e-6, backend: str =
 
     Args:
         x: [..., C], C >= 1; float32 or float64 for "native" and "reference".
-        weight: [C], on the same device and of the same dtype or, beside halves, float32.
+        weight: [C], or [M, C] if the rows of x are those of M models, one model's after another's;
+            on the same device and of the same dtype or, beside halves, float32.
         backend: "auto", "native", "torch" or "reference".
 
     >>> import torch
@@ -34,8 +35,7 @@ def rms_norm(x: Tensor, weight: Tensor, *, epsilon: float = 1e-6, backend: str =
     chosen = _dispatch.choose_beside_torch(RMS_NORM, backend, x)
     _checks.check_dtype(RMS_NORM, chosen, x.dtype, "x and weight")
     if chosen == "torch":
-        # In one dtype, or torch takes a slower way.
-        return functional.rms_norm(x, weight.shape, weight.to(x.dtype), epsilon)
+        return plain(x, weight, epsilon)
     if chosen == "reference":
         _checks.refuse_gradient(OP, "x and weight", x, weight)
         arrays = (tensor.numpy(force=True) for tensor in (x, weight))
@@ -46,12 +46,17 @@ def rms_norm(x: Tensor, weight: Tensor, *, epsilon: float = 1e-6, backend: str =
 
 def _check(x: Tensor, weight: Tensor) -> None:
     _checks.check_alike(OP, ARGUMENTS, (x, weight))
-    if x.ndim < 1 or x.shape[-1] < 1:
-        raise ValueError(f"{OP}: x must be [..., C] with C >= 1, got shape {tuple(x.shape)}")
-    if weight.shape != x.shape[-1:]:
-        raise ValueError(
-            f"{OP}: weight must be [C] = [{x.shape[-1]}] as x says, got {list(weight.shape)}"
-        )
+    _rows.check(OP, "weight", weight, x)
+
+
+def plain(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """In torch's own operations."""
+    if weight.ndim == 1:
+        # In one dtype, or torch takes a slower way.
+        return functional.rms_norm(x, weight.shape, weight.to(x.dtype), epsilon)
+    inner = x.float() if x.dtype in HALVES else x  # rounded once, behind the gain
+    rows, weight = _rows.by_model(functional.rms_norm(inner, x.shape[-1:], None, epsilon), weight)
+    return (rows * weight).to(x.dtype).reshape(x.shape)
 
 
 _library.define("rms_norm(Tensor x, Tensor weight, float epsilon) -> (Tensor, Tensor)")
@@ -85,20 +90,15 @@ def _backward(ctx, grad_y, _):
         return *torch.ops.bwt.rms_norm_backward(grad_y, x, weight, scale), None
 
     def compute(x, weight):
-        return (functional.rms_norm(x, weight.shape, weight, ctx.epsilon),)
+        return (plain(x, weight, ctx.epsilon),)
 
     needed = ctx.needs_input_grad[:2]
     return *_derivatives.gradients(compute, (x, weight), needed, (grad_y,)), None
 
 
 def _vmap(info, axes, x, weight, epsilon):
-    x = x.expand(info.batch_size, *x.shape) if axes[0] is None else x.movedim(axes[0], 0)
-    if axes[1] is None:
-        y, scale = torch.ops.bwt.rms_norm(x, weight, epsilon)
-    else:
-        y, scale = torch.ops.bwt.rms_norm(x, torch.ones_like(x[(0,) * (x.ndim - 1)]), epsilon)
-        between = (1,) * (x.ndim - 2)
-        y = y * weight.movedim(axes[1], 0).unflatten(0, (info.batch_size, *between))
+    (x,), (weight,) = _rows.folded(info.batch_size, [(x, axes[0])], [(weight, axes[1])])
+    y, scale = torch.ops.bwt.rms_norm(x, weight, epsilon)
     return (y, _derivatives.unfolded(scale, info.batch_size)), (0, 0)
 
 

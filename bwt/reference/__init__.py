@@ -1,5 +1,7 @@
 """NumPy float64 oracles, one per op: plain rather than fast. Kernels are tested against them."""
 
+from bwt.reference.add_bias import add_bias, add_bias_backward
+from bwt.reference.add_rms_norm import add_rms_norm, add_rms_norm_backward
 from bwt.reference.attention import attention, attention_backward
 from bwt.reference.bijection_posterior import bijection_posterior
 from bwt.reference.gelu import gelu, gelu_backward
@@ -12,6 +14,10 @@ from bwt.reference.selective_scan import (
 )
 
 __all__ = [
+    "add_bias",
+    "add_bias_backward",
+    "add_rms_norm",
+    "add_rms_norm_backward",
     "attention",
     "attention_backward",
     "bijection_posterior",

@@ -55,6 +55,22 @@ struct ArgumentCheck {
     check_that(x.scalar_type() == type && fits, op, name);
   }
 
+  // As x in all sizes.
+  void like(const char* name, const Tensor& y, const Tensor& x) const {
+    const auto sizes = y.sizes(), wanted = x.sizes();
+    const bool same = std::equal(sizes.begin(), sizes.end(), wanted.begin(), wanted.end());
+    check_that(y.scalar_type() == type && same, op, name);
+  }
+
+  // A parameter [C] of the rows of x [.., C], or [M, C] if they belong to M models in turn.
+  void of_rows(const char* name, const Tensor& parameter, const Tensor& x) const {
+    const int64_t last = parameter.dim() - 1;
+    const bool fits = x.dim() >= 1 && (last == 0 || last == 1) &&
+                      parameter.size(last) == x.size(x.dim() - 1) && parameter.numel() >= 1 &&
+                      x.numel() % parameter.numel() == 0;
+    check_that(parameter.scalar_type() == type && fits, op, name);
+  }
+
   void that(bool right, const char* name) const { check_that(right, op, name); }
 };
 

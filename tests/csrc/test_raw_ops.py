@@ -48,7 +48,15 @@ def good_calls() -> dict:
         "selective_scan_backward": [zeros(B, T, E), *of_models, zeros(B, T, N, E), True, 1],
         "rms_norm": [zeros(B, T, D), zeros(D), 1e-6],
         "rms_norm_backward": [zeros(B, T, D), zeros(B, T, D), zeros(D), zeros(B * T)],
-        "gelu": [zeros(B, T), True],
+        "gelu": [zeros(B, T, D), zeros(D)],
+        "gelu_backward": [zeros(B, T, D), zeros(B, T, D), zeros(D)],
+        "add_bias": [zeros(B, T, D), zeros(D)],
+        "add_bias_backward": [zeros(B, T, D), zeros(D)],
+        "add_rms_norm": [zeros(B, T, D), zeros(B, T, D), zeros(D), zeros(D), 1e-6],
+        "add_rms_norm_backward": [
+            *(zeros(B, T, D), zeros(B, T, D), zeros(B, T, D)),
+            *(zeros(D), zeros(B * T), True),
+        ],
     }
 
 
@@ -96,7 +104,7 @@ def accepted(name: str) -> list[str]:
 
 # What fits all the same: an optional argument may be absent, empty weights mean that there are
 # none, there may be fewer queries than keys, more steps than lengths say, another number of symbols
-# in what does not look at the sum of a row, and rows and elements of any number.
+# in what does not look at the sum of a row, rows of any number, and parameters of one model.
 ANY_ROWS = {f"x {d} {kind}" for d in (0, 1) for kind in ("shorter", "empty", "doubled")}
 FITTING = {
     "attention": {"q 2 shorter"},
@@ -112,8 +120,17 @@ FITTING = {
     "hmm_smooth": {"lengths None", "emission 1 shorter", "emission 1 doubled"},
     "selective_scan": {"D None"},
     "selective_scan_backward": {"D None"},
-    "rms_norm": {"x another dimension", *ANY_ROWS},
-    "gelu": {"x another dimension", "x scalar", "x float32", *ANY_ROWS},
+    "rms_norm": {"x another dimension", *ANY_ROWS, "weight another dimension"},
+    "rms_norm_backward": {"weight another dimension"},
+    "gelu": {"x another dimension", *ANY_ROWS, "bias None", "bias another dimension"},
+    "gelu_backward": {"bias None", "bias another dimension"},
+    "add_bias": {"x another dimension", *ANY_ROWS, "bias another dimension"},
+    "add_bias_backward": {
+        *("grad_y another dimension", "bias another dimension"),
+        *(kind.replace("x", "grad_y") for kind in ANY_ROWS),
+    },
+    "add_rms_norm": {"bias None"},
+    "add_rms_norm_backward": {"grad_total None", "weight another dimension"},
 }
 
 

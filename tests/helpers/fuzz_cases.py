@@ -231,18 +231,31 @@ def pointwise(rng) -> None:
     dtype = choose(rng, *DTYPES)
     shape = rng.integers(1, 40, size=rng.integers(1, 4)).tolist()
     x = normal(rng, dtype, *shape) * float(choose(rng, 1.0, 30.0))
+    models = int(choose(rng, *(n for n in range(1, 40) if int(np.prod(shape[:-1])) % n == 0)))
+    size = (shape[-1],) if rng.integers(2) else (models, shape[-1])
+    bias = {"bias": normal(rng, dtype, *size)} if rng.integers(2) else {}
     if rng.integers(2):
-        largest = float(x.abs().max())
-        call = Call("gelu", "gelu", {"x": x}, ("x",), lambda dtype: gelu_error(dtype, largest))
+        arguments = {"x": x, **bias}
+        largest = float(sum(y.abs().max() for y in arguments.values()))
+        count = int(np.prod(shape[:-1]))  # of what a bias sums
+
+        def error(dtype):
+            return gelu_error(dtype, largest) + norm_error(dtype, count)
+
+        call = Call("gelu", "gelu", arguments, tuple(arguments), error)
     else:
-        arguments = {"x": x, "weight": normal(rng, dtype, shape[-1])}
+        name, arguments = "rms_norm", {"x": x, "weight": normal(rng, dtype, *size)}
+        if bias:
+            name, branch = "add_rms_norm", normal(rng, dtype, *shape)
+            arguments = {"x": x, "branch": branch, "weight": arguments["weight"], **bias}
+        total = ops.add_rms_norm(**arguments, backend="torch").total if bias else x
         # A gradient is what is left of terms as large as one over the norm of a row.
-        steepest = max(1.0, float(x.double().square().mean(-1).rsqrt().max()))
+        steepest = max(1.0, float(total.double().square().mean(-1).rsqrt().max()))
 
         def error(dtype):
             return steepest * norm_error(dtype, int(np.prod(shape)))
 
-        call = Call("rms_norm", "rms_norm", arguments, tuple(arguments), error)
+        call = Call(name, name, arguments, tuple(arguments), error)
     compare(rng, call, slopes=bool(rng.integers(2)))
 
 

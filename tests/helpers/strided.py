@@ -245,6 +245,29 @@ def pointwise_calls(rng, dtype) -> Iterator[Call]:
     )
     largest = float(x.abs().max())
     yield Call("gelu", "gelu", {"x": x}, ("x",), lambda dtype: gelu_error(dtype, largest))
+    branch, bias = normal(rng, dtype, 3, 5, 33), normal(rng, dtype, 33)
+    largest += float(bias.abs().max())
+    yield Call(
+        "gelu of a sum",
+        "gelu",
+        {"x": x, "bias": bias},
+        ("x", "bias"),
+        lambda dtype: gelu_error(dtype, largest) + norm_error(dtype, 15),
+    )
+    yield Call(
+        "add_bias",
+        "add_bias",
+        {"x": x, "bias": bias.expand(3, 33)},
+        ("x", "bias"),
+        lambda dtype: norm_error(dtype, 15),
+    )
+    yield Call(
+        "add_rms_norm",
+        "add_rms_norm",
+        {"x": x, "branch": branch, "weight": weight, "bias": bias},
+        ("x", "branch", "weight", "bias"),
+        lambda dtype: norm_error(dtype, 33),
+    )
 
 
 def run(call: Call, backend: str) -> tuple[torch.Tensor, ...]:

@@ -44,6 +44,15 @@ def scan(dtype=torch.float32, num_states=2):
     return lambda backend: ops.selective_scan(u, u, A, B, B, backend=backend)
 
 
+def add_bias(dtype):
+    return lambda backend: ops.add_bias(ROWS.to(dtype), ROWS[0].to(dtype), backend=backend)
+
+
+def add_rms_norm(dtype):
+    x = ROWS.to(dtype)
+    return lambda backend: ops.add_rms_norm(x, x, x[0], x[0], backend=backend)
+
+
 def gelu(dtype):
     return lambda backend: ops.gelu(ROWS.to(dtype), backend=backend)
 
@@ -54,6 +63,8 @@ def rms_norm(dtype):
 
 # Op -> a call of it on the CPU with a dtype or a size of one's choice.
 CALLS = {
+    "add_bias": add_bias,
+    "add_rms_norm": add_rms_norm,
     "attention": attention,
     "bijection_posterior": bijection,
     "gelu": gelu,

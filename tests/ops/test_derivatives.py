@@ -5,6 +5,7 @@ op compare with the NumPy reference.
 """
 
 import itertools
+import re
 
 import pytest
 import torch
@@ -31,6 +32,22 @@ def self_attention(x, backend="auto"):
 
 def gelu(x, backend="auto"):
     return ops.gelu(x, backend=backend)
+
+
+def gelu_of_sum(x, bias, backend="auto"):
+    return ops.gelu(x, bias, backend=backend)
+
+
+def add_bias(x, bias, backend="auto"):
+    return ops.add_bias(x, bias, backend=backend).square()
+
+
+def add_rms_norm(x, branch, weight, bias, backend="auto"):
+    return ops.add_rms_norm(x, branch, weight, bias, epsilon=0.1, backend=backend)
+
+
+def add_rms_norm_of_models(x, branch, weight, backend="auto"):
+    return ops.add_rms_norm(x, branch, weight, epsilon=0.1, backend=backend)
 
 
 def rms_norm(x, weight, backend="auto"):
@@ -65,6 +82,10 @@ SIZES = {
     attention_of_all: [(1, 1, 2, 3), (1, 1, 3, 3), (1, 1, 3, 3)],
     self_attention: [(1, 1, 4, 2)],
     gelu: [(2, 3)],
+    gelu_of_sum: [(2, 2, 3), (3,)],
+    add_bias: [(2, 2, 3), (2, 3)],
+    add_rms_norm: [(2, 2, 3), (2, 2, 3), (3,), (3,)],
+    add_rms_norm_of_models: [(2, 2, 3), (2, 2, 3), (2, 3)],
     rms_norm: [(2, 2, 3), (3,)],
     hmm_filter: [(3,), (3, 3), (2, 3, 2)],
     hmm_smooth: [(3,), (3, 3), (3, 2)],
@@ -257,7 +278,7 @@ def test_gradients_of_each_sample(op):
 @pytest.mark.parametrize("backend", ["native", "reference"])
 def test_a_named_backend_refuses_what_it_cannot(op, backend):
     inputs = draw(op)
-    name = op.__name__.replace("self_", "").replace("_of_all", "")
+    name = re.sub("self_|_of_(all|sum|models)", "", op.__name__)
     message = f"^{name}: backend '{backend}' knows no derivatives of forward mode or torch.func; "
     with pytest.raises(RuntimeError, match=message) as caught:
         func.grad(loss(op, backend))(*inputs)
@@ -335,11 +356,14 @@ def test_compiled_code_keeps_to_the_kernels(op, options):
     assert "torch.ops.bwt." in graph
 
 
-@pytest.mark.parametrize("op", [gelu, rms_norm], ids=lambda op: op.__name__)
+@pytest.mark.parametrize(
+    "op", [gelu, gelu_of_sum, rms_norm, add_bias, add_rms_norm], ids=lambda op: op.__name__
+)
 def test_what_torch_can_fuse_is_left_to_it(op):
     inputs = draw(op)
     output, graph = compiled_graph(op, inputs)
-    torch.testing.assert_close(output, op(*inputs, backend="torch"), rtol=0, atol=0)
+    expected = op(*inputs, backend="torch")
+    torch.testing.assert_close(together(output), together(expected), rtol=0, atol=0)
     assert "torch.ops.bwt." not in graph
 
 

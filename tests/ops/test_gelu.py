@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import ndtr
-from tolerances import gelu_error, gelu_tail_error
+from tolerances import gelu_error, gelu_tail_error, norm_error
 
 from bwt import reference
 from bwt.ops import gelu
@@ -14,31 +14,59 @@ DTYPES = [torch.float32, torch.float64]
 SHAPES = [(), (1,), (7,), (0, 3), (3, 0), (2, 3, 5), (129, 67), (40, 1001)]
 
 
-def check(x, backend="native"):
-    """y and the gradient for a random one of y."""
-    x = x.detach().requires_grad_()
-    y = gelu(x, backend=backend)
+def check(x, bias=None, backend="native"):
+    """y and the gradients for a random one of y."""
+    leaves = [None if t is None else t.detach().requires_grad_() for t in (x, bias)]
+    y = gelu(*leaves, backend=backend)
     grad_y = torch.randn_like(y)
-    (grad_x,) = torch.autograd.grad(y, x, grad_y)
-    array = x.detach().double().numpy()
+    found = torch.autograd.grad(y, [leaf for leaf in leaves if leaf is not None], grad_y)
+    arrays = [None if t is None else t.detach().double().numpy() for t in (x, bias)]
     assert y.shape == x.shape and y.dtype == x.dtype
-    largest = np.abs(array).max(initial=0.0)
-    error = np.abs(y.detach().numpy() - reference.gelu(array))
-    assert error.max(initial=0.0) <= gelu_error(x.dtype, largest)
-    error = np.abs(grad_x.numpy() - reference.gelu_backward(array, grad_y.double().numpy()))
-    assert error.max(initial=0.0) <= gelu_error(x.dtype, largest) * max(1.0, grad_y.abs().amax())
+    largest = sum(np.abs(array).max(initial=0.0) for array in arrays if array is not None)
+    bound = gelu_error(x.dtype, largest)
+    error = np.abs(y.detach().numpy() - reference.gelu(*arrays))
+    assert error.max(initial=0.0) <= bound
+    wanted = reference.gelu_backward(arrays[0], grad_y.double().numpy(), arrays[1])
+    wanted = [wanted] if bias is None else wanted
+    bound = bound * max(1.0, float(grad_y.abs().amax()))
+    assert np.abs(found[0].numpy() - wanted[0]).max(initial=0.0) <= bound
+    if bias is not None:
+        # A sum over rows, with rounding errors of its own.
+        rows = x.shape[:-1].numel()
+        bound = bound * rows**0.5 + norm_error(x.dtype, rows) * np.abs(wanted[1]).max()
+        assert found[1].shape == bias.shape
+        assert np.abs(found[1].numpy() - wanted[1]).max() <= bound
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES if 0 not in shape])
 def test_values_and_gradients(backend, dtype, shape):
-    check(2 * torch.randn(shape, dtype=dtype), backend)
+    check(2 * torch.randn(shape, dtype=dtype), backend=backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape and 0 not in shape])
+def test_values_of_sums(backend, dtype, shape):
+    check(torch.randn(shape, dtype=dtype), torch.randn(shape[-1], dtype=dtype), backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_values_of_many_models(backend, dtype):
+    """Each has a bias of its own, and rows that follow one another, whatever the axes."""
+    for shape, models in [((6, 7), 3), ((3, 4, 5), 6), ((2, 3, 9), 2), ((200, 33), 2)]:
+        check(torch.randn(shape, dtype=dtype), torch.randn(models, shape[-1], dtype=dtype), backend)
 
 
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES if 0 in shape])
 def test_empty(shape):
     assert gelu(torch.zeros(shape)).shape == shape
+    if shape[-1]:
+        bias = torch.ones(shape[-1], requires_grad=True)
+        gelu(torch.zeros(shape), bias).sum().backward()
+        assert not bias.grad.any()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -46,6 +74,7 @@ def test_any_strides(dtype):
     x = torch.randn(6, 5, 8, dtype=dtype)
     for view in (x.transpose(0, 2), x[:, 1:4, 3:], x[::2], x[:1].expand(4, 5, 8)):
         check(view)
+        check(view, torch.randn(view.shape[-1], 2, dtype=dtype)[:, 1])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -87,10 +116,11 @@ def test_second_derivative():
     assert torch.autograd.gradgradcheck(gelu, x)
 
 
-@pytest.mark.parametrize("slope", [False, True])
-def test_opcheck(slope):
-    x = torch.randn(3, 5, requires_grad=slope)
-    torch.library.opcheck(torch.ops.bwt.gelu.default, (x, slope))
+@pytest.mark.parametrize("bias", [None, torch.randn(5), torch.randn(3, 5)])
+def test_opcheck(bias):
+    x = torch.randn(3, 5, requires_grad=True)
+    torch.library.opcheck(torch.ops.bwt.gelu.default, (x, bias))
+    torch.library.opcheck(torch.ops.bwt.gelu_backward.default, (torch.ones(3, 5), x.detach(), bias))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -101,22 +131,25 @@ def test_halves_are_served_by_torch(dtype, monkeypatch):
     assert torch.equal(gelu(x), torch.nn.functional.gelu(x))
 
 
-def test_slopes_only_for_gradients():
-    assert torch.ops.bwt.gelu(torch.randn(4), False)[1].numel() == 0
-    x = torch.randn(4, requires_grad=True)
-    with torch.no_grad():
-        assert not gelu(x).requires_grad
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sums_of_halves_are_rounded_once(dtype):
+    x = torch.randn(6, 5, dtype=dtype)
+    for bias in (torch.randn(5), torch.randn(5, dtype=dtype), torch.randn(3, 5, dtype=dtype)):
+        want = gelu(x.float(), bias.float(), backend="torch").to(dtype)
+        assert torch.equal(gelu(x, bias), want)
 
 
 def test_threads_change_no_bit():
-    x = torch.randn(300, 1003)
+    x = torch.randn(300, 1003, requires_grad=True)
+    bias = torch.randn(3, 1003, requires_grad=True)
     before = torch.get_num_threads()
     results = []
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
-        results.append(gelu(x))
+        y = gelu(x, bias)
+        results.append([gelu(x), y, *torch.autograd.grad(y.square().sum(), (x, bias))])
     torch.set_num_threads(before)
-    assert all(torch.equal(results[0], result) for result in results)
+    assert all(map(torch.equal, results[0] * 2, results[1] + results[2]))
 
 
 BAD_INPUT = {
@@ -128,6 +161,18 @@ BAD_INPUT = {
         "backend 'native' takes float32, float64, got",
     ),
     "backend": (torch.zeros(3), {"backend": "triton"}, "no backend 'triton'; choose one of"),
+    "bias": (torch.zeros(2, 3), {"bias": torch.zeros(2)}, r"bias must be \[C\] = \[3\] as x says"),
+    "scalar": (torch.zeros(()), {"bias": torch.zeros(1)}, r"x must be \[..., C\] with C >= 1"),
+    "models": (
+        torch.zeros(3, 2),
+        {"bias": torch.zeros(2, 2)},
+        "3 rows of x are not those of 2 models, as bias says",
+    ),
+    "dtypes": (
+        torch.zeros(3),
+        {"bias": torch.zeros(3).double()},
+        "x and bias must agree in dtype and device",
+    ),
 }
 
 

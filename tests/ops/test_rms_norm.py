@@ -7,6 +7,7 @@ from tolerances import norm_error
 
 from bwt import reference
 from bwt.ops import rms_norm
+from bwt.reference._rows import of_each_row
 
 BACKENDS = ["native", "torch"]
 DTYPES = [torch.float32, torch.float64]
@@ -32,7 +33,7 @@ def check(x, weight, backend="native", **options):
     grad_y = grad_y.double().numpy()
     wanted = reference.rms_norm_backward(*arrays, grad_y, **options)
     mean = (arrays[0] ** 2).mean(-1, keepdims=True)
-    terms = arrays[1] * grad_y / np.sqrt(mean + options.get("epsilon", 1e-6))
+    terms = of_each_row(arrays[1], grad_y) * grad_y / np.sqrt(mean + options.get("epsilon", 1e-6))
     assert_close(grad_x, wanted[0], norm_error(x.dtype, x.shape[-1]), terms)
     assert_close(grad_weight, wanted[1], norm_error(x.dtype, x.shape[:-1].numel()))
 
@@ -42,6 +43,14 @@ def check(x, weight, backend="native", **options):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_values_and_gradients(backend, dtype, shape):
     check(torch.randn(shape, dtype=dtype), torch.randn(shape[-1], dtype=dtype), backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_values_of_many_models(backend, dtype):
+    """Each has a gain of its own, and rows that follow one another, whatever the axes."""
+    for shape, models in [((6, 7), 3), ((3, 4, 5), 6), ((2, 3, 9), 2), ((200, 33), 2)]:
+        check(torch.randn(shape, dtype=dtype), torch.randn(models, shape[-1], dtype=dtype), backend)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -117,6 +126,13 @@ def test_halves_are_served_by_torch_also_beside_a_weight_in_float32(dtype):
         assert y.dtype == dtype and torch.equal(y, want)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_halves_of_many_models_are_rounded_once(dtype):
+    x, weight = torch.randn(6, 5, dtype=dtype), torch.randn(3, 5, dtype=dtype)
+    want = rms_norm(x.float(), weight.float(), backend="torch").to(dtype)
+    assert torch.equal(rms_norm(x, weight), want)
+
+
 def test_threads_change_no_bit():
     x = torch.randn(500, 131, requires_grad=True)
     weight = torch.randn(131, requires_grad=True)
@@ -137,7 +153,8 @@ BAD_INPUT = {
     "dtypes": ((X, WEIGHT.double()), {}, "x and weight must agree in dtype and device"),
     "scalar": ((X[0, 0], WEIGHT), {}, r"x must be \[..., C\] with C >= 1"),
     "no channels": ((X[:, :0], WEIGHT[:0]), {}, r"x must be \[..., C\] with C >= 1"),
-    "weight": ((X, WEIGHT[:2]), {}, r"weight must be \[C\] = \[3\] as x says, got \[2\]"),
+    "weight": ((X, WEIGHT[:2]), {}, r"weight must be \[C\] = \[3\] as x says, .* got \[2\]"),
+    "models": ((X, WEIGHT.expand(4, 3)), {}, "2 rows of x are not those of 4 models"),
     "half": (
         (X.half(), WEIGHT.half()),
         {"backend": "native"},

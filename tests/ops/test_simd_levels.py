@@ -16,6 +16,8 @@ CHOSEN = {
     "test_bijection_posterior.py": (
         "(test_noiseless or test_noisy or test_sharp or test_gradcheck) and native or test_sharp"
     ),
+    "test_add_bias.py": "values or strides or empty or threads",
+    "test_add_rms_norm.py": "values or strides or empty or threads",
     "test_gelu.py": "values or strides or digits or ends or threads",
     "test_hmm_filter.py": "(test_forward or test_impossible) and native or test_any",
     "test_hmm_filter_exact.py": "test_values and native or test_gradients and not torch",

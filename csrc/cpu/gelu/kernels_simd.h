@@ -54,25 +54,38 @@ template <class T>
   return {x * cumulative, x * (bell * kPeak) + cumulative};
 }
 
-template <class T, bool kSlope>
-void gelu_elements(const Gelu<T>& a, int64_t begin, int64_t end) {
-  int64_t i = begin;
-  for (; i + kLanes<T> <= end; i += kLanes<T>) {
-    const GeluValues<T> values = gelu_values<T>(load(a.x + i));
-    store(a.y + i, values.y);
-    if constexpr (kSlope) store(a.slope + i, values.slope);
-  }
-  if (i == end) return;
-  const GeluValues<T> values = gelu_values<T>(load_partial(a.x + i, end - i));
-  store_partial(a.y + i, values.y, end - i);
-  if constexpr (kSlope) store_partial(a.slope + i, values.slope, end - i);
+template <class T, bool kBias>
+void forward_elements(const Gelu<T> a, int64_t count) {
+  each_vector<T>(count, [&](int64_t i, int64_t lanes) {
+    Vec<T> z = load_at_most(a.x + i, lanes);
+    if constexpr (kBias) z += load_at_most(a.bias + i, lanes);
+    store_at_most<T>(a.y + i, gelu_values<T>(z).y, lanes);
+  });
 }
 
-// The elements from begin to end. An element is always computed in the same way, so results do not
-// depend on how elements are shared by threads.
+template <class T, bool kBias>
+void backward_elements(const GeluBackward<T> a, int64_t count) {
+  each_vector<T>(count, [&](int64_t i, int64_t lanes) {
+    Vec<T> z = load_at_most(a.x + i, lanes);
+    if constexpr (kBias) z += load_at_most(a.bias + i, lanes);
+    const Vec<T> grad = rounded<T>(gelu_values<T>(z).slope * load_at_most(a.grad_y + i, lanes));
+    store_at_most<T>(a.grad_x + i, grad, lanes);
+    if constexpr (kBias) {
+      store_at_most<T>(a.grad_bias + i, load_at_most(a.grad_bias + i, lanes) + grad, lanes);
+    }
+  });
+}
+
+// An element is always computed in the same way, so results do not depend on how elements are
+// shared by threads.
 template <class T>
-void gelu_elements(const Gelu<T>& a, int64_t begin, int64_t end) {
-  a.slope ? gelu_elements<T, true>(a, begin, end) : gelu_elements<T, false>(a, begin, end);
+void gelu_forward(const Gelu<T>& a, int64_t count) {
+  a.bias ? forward_elements<T, true>(a, count) : forward_elements<T, false>(a, count);
+}
+
+template <class T>
+void gelu_backward(const GeluBackward<T>& a, int64_t count) {
+  a.bias ? backward_elements<T, true>(a, count) : backward_elements<T, false>(a, count);
 }
 
 }  // namespace

@@ -147,6 +147,30 @@ template <class T>
   }
 }
 
+// work(i, count) for each vector of `size` numbers, the last one perhaps of fewer lanes.
+template <class T, class Work>
+[[gnu::always_inline]] inline void each_vector(int64_t size, Work work) {
+  int64_t i = 0;
+  for (; i + kLanes<T> <= size; i += kLanes<T>) work(i, kLanes<T>);
+  if (i < size) work(i, size - i);
+}
+
+// v, not to be merged into a fused multiply-add with what follows: for kernels that have to round
+// as others do which store v in between.
+template <class T>
+[[gnu::always_inline]] inline Vec<T> rounded(Vec<T> v) {
+#if defined(BWT_SIMD_X86) && BWT_SIMD_BYTES == 64
+  asm("" : "+v"(v));
+#elif defined(BWT_SIMD_X86)
+  asm("" : "+x"(v));
+#elif defined(__aarch64__)
+  asm("" : "+w"(v));
+#else
+  asm("" : "+m"(v));
+#endif
+  return v;
+}
+
 template <class T, std::size_t... kLane>
 [[gnu::always_inline]] inline Vec<T> lane_numbers(std::index_sequence<kLane...>) {
   return Vec<T>{T(kLane)...};

@@ -78,7 +78,10 @@ def main() -> None:
 
     x, weight = draw(3, 8, dtype=torch.float32), draw(8, dtype=torch.float32)
     check("gelu", ops.gelu, reference.gelu, [x])
+    check("gelu of a sum", ops.gelu, reference.gelu, [x, weight])
+    check("add_bias", ops.add_bias, reference.add_bias, [x, weight])
     check("rms_norm", ops.rms_norm, reference.rms_norm, [x, weight])
+    check("add_rms_norm", ops.add_rms_norm, reference.add_rms_norm, [x, 2 * x, weight, weight])
     scan = [draw(2, 4, 3), draw(2, 4, 3), -draw(3, 2), draw(2, 4, 2), draw(2, 4, 2)]
     check("selective_scan", ops.selective_scan, reference.selective_scan, scan)
     print(f"smoke: every op of bwt {bwt.__version__} agrees with the reference, gradients too")
