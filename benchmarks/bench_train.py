@@ -181,7 +181,8 @@ def of_bwt(*, capture: bool = False, stacked: int = 1, **settings):
 def eager_attention(block, x: Tensor, explicit: bool) -> Tensor:
     B, T, C = x.shape
     q, k, v = (
-        y.view(B, T, block.attn.heads, -1).transpose(1, 2) for y in block.attn.qkv(x).split(C, -1)
+        y.view(B, T, block.attn.heads, -1).transpose(1, 2)
+        for y in plain_linear(block.attn.qkv, x).split(C, -1)
     )
     if explicit:
         scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
@@ -189,7 +190,11 @@ def eager_attention(block, x: Tensor, explicit: bool) -> Tensor:
         out = scores.masked_fill(future, -math.inf).softmax(-1) @ v
     else:
         out = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-    return block.attn.proj(out.transpose(1, 2).reshape(B, T, C))
+    return plain_linear(block.attn.proj, out.transpose(1, 2).reshape(B, T, C))
+
+
+def plain_linear(layer: nn.Linear, x: Tensor) -> Tensor:
+    return functional.linear(x, layer.weight, layer.bias)
 
 
 def plain_norm(norm: nn.Module, x: Tensor) -> Tensor:
@@ -205,8 +210,8 @@ def eager_forward(model: nn.Module, batch: tasks.Batch, explicit: bool) -> Tenso
         if block.mix is not None:
             y = models.parts.shifted(y, block.mix)
         x = x + eager_attention(block, y, explicit)
-        hidden = functional.gelu(block.mlp.up(plain_norm(block.norm_mlp, x)))
-        x = x + block.mlp.down(hidden)
+        hidden = functional.gelu(plain_linear(block.mlp.up, plain_norm(block.norm_mlp, x)))
+        x = x + plain_linear(block.mlp.down, hidden)
     weight = model.head.weight
     if weight is None:  # tied
         weight = model.embed.tokens[-model.head.outcomes :]

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bwt import ops
+from bwt.kernels.contracts import WIDE
 from bwt.taps import Tapped
 
 EPSILON = 1e-6
@@ -44,8 +45,44 @@ class LayerNorm(nn.Module):
 NORMS = {"rms": RMSNorm, "layer": LayerNorm}
 
 
-def linear(inputs: int, outputs: int, *, bias: bool = True, gain: float = 1.0) -> nn.Linear:
-    layer = nn.Linear(inputs, outputs, bias=bias)
+def in_passes(x: Tensor) -> bool:
+    """Whether what lies between two products is best done in one pass by the ops of a CPU. GPUs add
+    a bias within the product, torch.compile fuses by itself, and autocast mixes dtypes."""
+    return (
+        not torch.compiler.is_compiling()
+        and x.is_cpu
+        and x.dtype in WIDE
+        and not torch.is_autocast_enabled("cpu")
+    )
+
+
+def watched(*modules: nn.Module) -> bool:
+    """Whether somebody looks at what one of them is given or returns, or changes it: then it has to
+    be called."""
+    return any(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        for module in modules
+    )
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [..., C] by weight [O, C]. With x as one matrix: where vmap batches weights, that is one
+    product for each model, and otherwise the weights would be repeated for each sequence."""
+    return functional.linear(x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])
+
+
+class Linear(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        if self.bias is not None and in_passes(x):
+            return ops.add_bias(product(x, self.weight), self.bias)
+        return product(x, self.weight, self.bias)
+
+
+def linear(inputs: int, outputs: int, *, bias: bool = True, gain: float = 1.0) -> Linear:
+    layer = Linear(inputs, outputs, bias=bias)
     nn.init.normal_(layer.weight, std=gain * inputs**-0.5)
     if bias:
         nn.init.zeros_(layer.bias)
@@ -105,6 +142,32 @@ class Embedding(nn.Module):
         return x if self.mix is None else shifted(x, self.mix)
 
 
+class Residual(NamedTuple):
+    """A residual stream, and what the last sublayer adds to it: the sum x + (branch + bias) waits
+    for the norm that reads it, which then takes one pass for both."""
+
+    x: Tensor
+    branch: Tensor | None = None
+    bias: Tensor | None = None
+
+    def total(self) -> Tensor:
+        if self.branch is None:
+            return self.x
+        return self.x + (self.branch if self.bias is None else ops.add_bias(self.branch, self.bias))
+
+    def normed(self, norm: nn.Module) -> tuple[Tensor, Tensor]:
+        """The sum, and what the norm makes of it."""
+        if (
+            self.branch is None
+            or not isinstance(norm, RMSNorm)
+            or watched(norm)
+            or not in_passes(self.x)
+        ):
+            x = self.total()
+            return x, norm(x)
+        return ops.add_rms_norm(self.x, self.branch, norm.weight, self.bias, epsilon=EPSILON)
+
+
 class Head(nn.Module):
     """Norm, then logits. `tied`: the embeddings of the last num_outcomes tokens are the weights."""
 
@@ -121,9 +184,19 @@ class Head(nn.Module):
         self.weight = None if tied else nn.Parameter(torch.zeros(shape.num_outcomes, width))
 
     def forward(self, x: Tensor, embedding: Embedding) -> Tensor:
+        return self.read(Residual(x), embedding)
+
+    def logits(self, stream: Residual, embedding: Embedding) -> Tensor:
+        """As of its sum."""
+        if watched(self):
+            return self(stream.total(), embedding)
+        return self.read(stream, embedding)
+
+    def read(self, stream: Residual, embedding: Embedding) -> Tensor:
         weight = embedding.tokens[-self.outcomes :] if self.weight is None else self.weight
-        # In float32: a bfloat16 logit of 8 is off by up to 2%, and its probability likewise.
-        logits = functional.linear(self.norm(x).float(), weight.float())
+        normed = stream.normed(self.norm)[1]
+        # A bfloat16 logit of 8 would be off by up to 2%, and its probability likewise.
+        logits = product(wide(normed), wide(weight))
         return logits if self.scale == 1 else logits * self.scale
 
 
@@ -134,7 +207,31 @@ class MLP(nn.Module):
         self.down = linear(hidden, width, gain=gain)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(ops.gelu(self.up(x)))
+        return self.down(self.activations(x))
+
+    def activations(self, x: Tensor) -> Tensor:
+        if watched(self.up) or not in_passes(x):
+            return ops.gelu(self.up(x))
+        return ops.gelu(product(x, self.up.weight), self.up.bias)
+
+    def added_to(self, stream: Tensor, x: Tensor) -> Residual:
+        """The stream with what comes of x."""
+        if watched(self, self.down) or not in_passes(x):
+            return Residual(stream, self(x))
+        return Residual(stream, product(self.activations(x), self.down.weight), self.down.bias)
+
+
+def through(blocks: nn.ModuleList, x: Tensor, positions: Tensor | None = None) -> Residual:
+    """What blocks with a method `extend` make of x one after another, the last one at the positions
+    only."""
+    stream, last = Residual(x), len(blocks) - 1
+    for index, block in enumerate(blocks):
+        chosen = positions if index == last else None
+        if watched(block):
+            stream = Residual(block(stream.total(), chosen))
+        else:
+            stream = block.extend(stream, chosen)
+    return stream
 
 
 class Model(Tapped):
@@ -144,6 +241,11 @@ class Model(Tapped):
     def num_parameters(self) -> int:
         """Those that are not trained are counted, too."""
         return sum(p.numel() for p in self.parameters())
+
+
+def wide(x: Tensor) -> Tensor:
+    """At least float32."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 def at(x: Tensor, positions: Tensor | None) -> Tensor:

@@ -2,12 +2,11 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from bwt.models.parts import linear
+from bwt.models.parts import Linear, linear, product
 
 
-def learned(width: int) -> nn.Linear:
+def learned(width: int) -> Linear:
     return linear(width, 3 * width, bias=False)
 
 
@@ -35,7 +34,7 @@ class Orthogonal(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, v = self.query_value(x).chunk(2, -1)
-        return torch.cat((q, functional.linear(x, self.fixed_key.to(x.dtype)), v), -1)
+        return torch.cat((q, product(x, self.fixed_key.to(x.dtype)), v), -1)
 
 
 PROJECTIONS = {"learned": learned, "collapsed": Collapsed, "orthogonal": Orthogonal}

@@ -12,12 +12,14 @@ from bwt.models.parts import (
     NORMS,
     Embedding,
     Head,
+    Residual,
     Shape,
     at,
     depth_gain,
     linear,
     shift_mix,
     shifted,
+    through,
 )
 from bwt.models.parts import Model as Base
 from bwt.models.projections import PROJECTIONS
@@ -147,11 +149,22 @@ class Block(Tapped):
         self.mix = shift_mix(options.width, options.shift_span) if shift else None
 
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
-        y = self.norm_attn(x)
+        return self.extend(Residual(x), positions).total()
+
+    def extend(self, stream: Residual, positions: Tensor | None = None) -> Residual:
+        x, y = stream.normed(self.norm_attn)
         if self.mix is not None:
             y = shifted(y, self.mix)
-        x = self.tap("mid", at(x, positions) + self.attn(y, positions))
-        return x if self.mlp is None else x + self.mlp(self.norm_mlp(x))
+        stream = Residual(at(x, positions), self.attn(y, positions))
+        if self.mlp is None or "mid" in self.changes:
+            stream = Residual(self.tap("mid", stream.total()))
+            if self.mlp is None:
+                return stream
+            x, y = stream.normed(self.norm_mlp)
+        else:
+            x, y = stream.normed(self.norm_mlp)
+            self.tap("mid", x)
+        return self.mlp.added_to(x, y)
 
 
 class Model(Base):
@@ -179,8 +192,5 @@ class Model(Base):
     def forward(
         self, tokens: Tensor, features: Tensor | None = None, positions: Tensor | None = None
     ) -> Tensor:
-        x = self.embed(tokens, features)
-        last = len(self.blocks) - 1
-        for index, block in enumerate(self.blocks):
-            x = block(x, positions if index == last else None)
-        return self.tap("logits", self.head(x, self.embed))
+        stream = through(self.blocks, self.embed(tokens, features), positions)
+        return self.tap("logits", self.head.logits(stream, self.embed))
