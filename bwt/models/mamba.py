@@ -14,10 +14,12 @@ from bwt.models.parts import (
     NORMS,
     Embedding,
     Head,
+    Residual,
     Shape,
     at,
     depth_gain,
     linear,
+    through,
 )
 from bwt.models.parts import Model as Base
 from bwt.options import check_options, option
@@ -174,7 +176,11 @@ class Block(nn.Module):
         self.mixer = Mixer(options, depth_gain(options.layers))
 
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
-        return at(x, positions) + self.mixer(self.norm(x), positions)
+        return self.extend(Residual(x), positions).total()
+
+    def extend(self, stream: Residual, positions: Tensor | None = None) -> Residual:
+        x, y = stream.normed(self.norm)
+        return Residual(at(x, positions), self.mixer(y, positions))
 
 
 class Model(Base):
@@ -191,8 +197,5 @@ class Model(Base):
     def forward(
         self, tokens: Tensor, features: Tensor | None = None, positions: Tensor | None = None
     ) -> Tensor:
-        x = self.embed(tokens, features)
-        last = len(self.blocks) - 1
-        for index, block in enumerate(self.blocks):
-            x = block(x, positions if index == last else None)
-        return self.tap("logits", self.head(x, self.embed))
+        stream = through(self.blocks, self.embed(tokens, features), positions)
+        return self.tap("logits", self.head.logits(stream, self.embed))

@@ -15,9 +15,11 @@ from bwt.models.parts import (
     NORMS,
     Embedding,
     Head,
+    Residual,
     Shape,
     at,
     depth_gain,
+    through,
 )
 from bwt.models.parts import Model as Base
 from bwt.options import check_options, option
@@ -53,8 +55,13 @@ class Block(nn.Module):
         self.norm = NORMS[options.norm](options.width)
         self.mlp = MLP(options.width, options.second_size, depth_gain(options.layers))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.mlp(self.norm(x))
+    def forward(self, x: Tensor, positions: None = None) -> Tensor:
+        return self.extend(Residual(x), positions).total()
+
+    def extend(self, stream: Residual, positions: None = None) -> Residual:
+        """All positions alike: the model has chosen them before."""
+        x, y = stream.normed(self.norm)
+        return self.mlp.added_to(x, y)
 
 
 class Prefix(nn.Module):
@@ -91,7 +98,5 @@ class Model(Base):
         x = self.embed(tokens, features)
         if self.prefix is not None:
             x = x + self.prefix(x)
-        x = at(x, positions)
-        for block in self.blocks:
-            x = block(x)
-        return self.tap("logits", self.head(x, self.embed))
+        stream = through(self.blocks, at(x, positions))
+        return self.tap("logits", self.head.logits(stream, self.embed))

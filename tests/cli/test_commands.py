@@ -42,7 +42,7 @@ def test_kernels_as_a_table(capsys):
     text = kernels.render(rows)
     assert all(row["kernel"] in text and row["file"] in text for row in rows)
     assert main(["kernels", "chess"]) == 2
-    assert "no op 'chess'; choose from attention" in capsys.readouterr().err
+    assert "no op 'chess'; choose from add_bias" in capsys.readouterr().err
 
 
 @pytest.fixture
