@@ -15,8 +15,9 @@ from torch.nn import functional
 
 from bwt.geometry.bar import Bar
 from bwt.geometry.causal import interchange, removal
-from bwt.geometry.intervene import Edit, edited
+from bwt.geometry.intervene import Edit
 from bwt.geometry.key_edits import EDITS, edit_keys, places
+from bwt.geometry.recording import Recording
 from bwt.geometry.stats import estimate
 from bwt.geometry.subject import Subject, blocks, is_residual
 from bwt.models.lstm import Layer
@@ -83,13 +84,14 @@ def _forgetful(layer: Layer, x: Tensor, kept: Callable[[Tensor], Tensor]) -> Ten
 
 def ablate_parts(subject: Subject, tick: Callable[[], None] = lambda: None) -> list[AblatedPart]:
     """Every block, sub-block and head, by zero and by mean."""
-    base_kl, base_error = subject.losses(subject.predict())
+    intact = Recording.of(subject)
+    base_kl, base_error = subject.losses(intact.log_q)
     rows = []
     for unit in units(subject.model):
         for mode in MODES:
             heads = blocks(subject.model)[unit.layer].attn.heads if unit.part == "head" else 1
-            with edited(subject.model, unit.path, edit_for(unit, mode, heads)):
-                kl, error = subject.losses(subject.predict())
+            edit = edit_for(unit, mode, heads)
+            kl, error = subject.losses(intact.predict(unit.path, edit))
             rows.append(
                 AblatedPart(
                     layer=unit.layer,

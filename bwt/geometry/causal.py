@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from bwt.evaluate import METRICS, measure
-from bwt.geometry.intervene import Edit, edited
+from bwt.geometry.intervene import Edit
 from bwt.geometry.probes import differs_within, fit, targets
+from bwt.geometry.recording import Recording
 from bwt.geometry.stats import estimate, pca
 from bwt.geometry.subject import Subject, blocks
 from bwt.records.geometry import Interchange, RemainingR2, Removal, RemovalCost
@@ -34,13 +35,15 @@ def removal(subject: Subject, tick: Callable[[], None] = lambda: None) -> list[R
     """For each block's output. Subspaces are found on the first half of the sequences, and the
     effect is measured on the other half."""
     half = len(subject.batch.tokens) // 2
-    rest = subject.part(slice(half, None))
-    base_kl, _ = rest.losses(rest.predict())
+    whole = Recording.of(subject)
+    intact = whole.part(slice(half, None))
+    rest = intact.subject
+    base_kl, _ = rest.losses(intact.log_q)
     generator = torch.Generator().manual_seed(0)
     rows = []
     for i in range(len(blocks(subject.model))):
         path = f"blocks.{i}"
-        states = subject.look(path)[path].double()
+        states = whole.outputs[path].index_select(1, subject.positions).double()
         for target, y in targets(subject).items():
             # The mean at each position, unless the target is a function of the position.
             within = differs_within(y)
@@ -50,8 +53,8 @@ def removal(subject: Subject, tick: Callable[[], None] = lambda: None) -> list[R
             for kind, choices in bases.items():
                 effect = 0
                 for basis in choices:
-                    with edited(subject.model, path, remove(basis, subject.positions, mean)):
-                        effect = effect + rest.losses(rest.predict())[0] - base_kl
+                    log_q = intact.predict(path, remove(basis, subject.positions, mean))
+                    effect = effect + rest.losses(log_q)[0] - base_kl
                 added[kind] = estimate(effect / len(choices))
             left = {
                 kind: fit(without(states, bases[kind][0], mean), y, within=within).r2()
@@ -113,7 +116,8 @@ def interchange(subject: Subject, tick: Callable[[], None] = lambda: None) -> li
     count = subject.exact.shape[1]
     steps = sorted({round((j + 1) * (count - 1) / STEPS) for j in range(STEPS)})
     other = subject.exact.roll(1, 0)
-    plain = measure(subject.predict(), subject.exact, subject.batch.targets)[KL][:, steps]
+    intact = Recording.of(subject)
+    plain = measure(intact.log_q, subject.exact, subject.batch.targets)[KL][:, steps]
     distance = measure(
         subject.exact.clamp_min(1e-12).log(), other, subject.batch.targets.roll(1, 0)
     )[TVD][:, steps]
@@ -121,8 +125,8 @@ def interchange(subject: Subject, tick: Callable[[], None] = lambda: None) -> li
     for i in range(len(blocks(subject.model))):
         own_kl, other_kl = [], []
         for step in steps:
-            with edited(subject.model, f"blocks.{i}", _swap(int(subject.positions[step]))):
-                log_q = subject.predict()[:, [step]]
+            swap = _swap(int(subject.positions[step]))
+            log_q = intact.predict(f"blocks.{i}", swap, slice(step, step + 1))
             pick = (slice(None), [step])
             goal = subject.batch.targets[pick]
             own_kl.append(measure(log_q, subject.exact[pick], goal)[KL])

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from bwt import taps
+from bwt.geometry.recording import Recording
 from bwt.geometry.stats import estimate
 from bwt.geometry.subject import Subject, blocks
 from bwt.records.geometry import KeyEdit
@@ -50,18 +51,25 @@ EDITS: dict[str, taps.Change] = {
 
 def edit_keys(subject: Subject, tick: Callable[[], None] = lambda: None) -> list[KeyEdit]:
     """Each edit in each layer that has attention, and in all of them at once."""
-    base_kl, base_error = subject.losses(subject.predict())
+    intact = Recording.of(subject)
+    base_kl, base_error = subject.losses(intact.log_q)
     rows = []
     for name, change in EDITS.items():
         for layer in places(subject):
-            with ExitStack() as stack:
-                for i in _attending(subject) if layer is None else [layer]:
-                    tap = f"blocks.{i}.attn.k"
-                    stack.enter_context(taps.edited(subject.model, tap, change))
-                kl, error = subject.losses(subject.predict())
+            kl, error = subject.losses(_predict(intact, layer, change))
             rows.append(KeyEdit(name, layer, estimate(kl - base_kl), estimate(error - base_error)))
             tick()
     return rows
+
+
+def _predict(intact: Recording, layer: int | None, change: taps.Change) -> Tensor:
+    model = intact.subject.model
+    if layer is not None:
+        return intact.predict_within(layer, taps.edited(model, f"blocks.{layer}.attn.k", change))
+    with ExitStack() as stack:
+        for i in _attending(intact.subject):
+            stack.enter_context(taps.edited(model, f"blocks.{i}.attn.k", change))
+        return intact.subject.predict()
 
 
 def _attending(subject: Subject) -> list[int]:

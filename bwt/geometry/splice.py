@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from bwt import taps
 from bwt.evaluate import METRICS, measure
 from bwt.geometry.intervene import Edit, edited
+from bwt.geometry.recording import Recording
 from bwt.geometry.stats import ratio
 from bwt.geometry.subject import CHUNK, Subject, blocks, has_attention, rows_of
 from bwt.records.estimates import Estimate, Estimates
@@ -63,21 +64,28 @@ def _remembers(block: nn.Module) -> bool:
 @contextmanager
 def exchanged(model: nn.Module, place: Place, donor: States, position: int) -> Iterator[None]:
     """Inside the block the model has the donor's states at this place."""
-    count = len(blocks(model))
-    layers = range(count) if place.layer is None else [place.layer]
     with ExitStack() as stack:
-        for i in layers:
-            path, before = f"blocks.{i}", f"blocks.{i - 1}" if i else "embed"
-            if place.kind in ("residual", "blocks"):
-                stack.enter_context(edited(model, path, _put(donor[path], position)))
-            elif place.kind in ("memory", "state"):
-                # Inner hooks run first: what the convolution gave is known when the block ends.
-                if place.kind == "state":
-                    stack.enter_context(edited(model, f"{path}.mixer.conv", _keep_after(position)))
-                stack.enter_context(edited(model, path, _remember(donor[before], position)))
-        if place.kind == "input":
-            stack.enter_context(edited(model, "embed", _put(donor["embed"], position)))
+        for path, edit in _edits(model, place, donor, position):
+            stack.enter_context(edited(model, path, edit))
         yield
+
+
+def _edits(
+    model: nn.Module, place: Place, donor: States, position: int
+) -> Iterator[tuple[str, Edit]]:
+    """Paths of modules, and what is done to them."""
+    if place.kind == "input":
+        yield "embed", _put(donor["embed"], position)
+        return
+    for i in range(len(blocks(model))) if place.layer is None else [place.layer]:
+        path, before = f"blocks.{i}", f"blocks.{i - 1}" if i else "embed"
+        if place.kind in ("residual", "blocks"):
+            yield path, _put(donor[path], position)
+            continue
+        # Inner hooks run first: what the convolution gave is known when the block ends.
+        if place.kind == "state":
+            yield f"{path}.mixer.conv", _keep_after(position)
+        yield path, _remember(donor[before], position)
 
 
 def _put(states: Tensor, position: int) -> Edit:
@@ -166,24 +174,24 @@ def _read(
     subject: Subject, donor: Batch, steps: list[int], lags: int, tick: Callable[[], None]
 ) -> Readings:
     states = _states(subject.model, donor)
-    plain = subject.predict()
+    intact = Recording.of(subject)
     rows = []
     for step in steps:
         position, window = int(subject.positions[step]), slice(step, step + lags)
-        rows.append(_read_step(subject, donor, states, plain, position, window, tick))
+        rows.append(_read_step(intact, donor, states, position, window, tick))
     return Readings(*(torch.stack(x, 1) for x in zip(*rows, strict=True)))
 
 
 def _read_step(
-    subject: Subject,
+    intact: Recording,
     donor: Batch,
     states: States,
-    plain: Tensor,
     position: int,
     window: slice,
     tick: Callable[[], None],
 ) -> Readings:
     """[B, lags] each."""
+    subject = intact.subject
     task, batch = subject.task, subject.batch
     joined = spliced(task, batch, donor, position)
     goal, possible = _exact(task, joined, window)
@@ -200,20 +208,30 @@ def _read_step(
 
     patched, to_own = [], []
     for place in places(subject.model):
-        with exchanged(subject.model, place, states, position):
-            log_q = subject.predict()[:, window]
+        log_q = _predict(intact, place, states, position, window)
         patched.append(bits(log_q, goal)), to_own.append(bits(log_q, own))
         tick()
     ceiling = Subject(task, subject.model, joined, subject.exact, subject.entropy).predict()
     return Readings(
         possible=possible.double(),
-        plain=bits(plain[:, window], goal),
+        plain=bits(intact.log_q[:, window], goal),
         ceiling=bits(ceiling[:, window], goal),
         apart=bits(own.clamp_min(TINY).log(), goal),
         one=bits(one.clamp_min(TINY).log(), goal),
         patched=torch.stack(patched, -1),
         own=torch.stack(to_own, -1),
     )
+
+
+def _predict(
+    intact: Recording, place: Place, states: States, position: int, window: slice
+) -> Tensor:
+    subject = intact.subject
+    edits = list(_edits(subject.model, place, states, position))
+    if len(edits) == 1:
+        return intact.predict(*edits[0], window)
+    with exchanged(subject.model, place, states, position):
+        return subject.predict()[:, window]
 
 
 def _exact(task: Task, batch: Batch, window: slice) -> tuple[Tensor, Tensor]:
