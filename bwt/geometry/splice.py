@@ -19,12 +19,12 @@ sequence, which is the ceiling.
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from bwt import taps
 from bwt.evaluate import METRICS, measure
 from bwt.geometry.intervene import Edit, edited
 from bwt.geometry.recording import Recording
@@ -109,6 +109,13 @@ def _remember(inputs: Tensor, position: int) -> Edit:
     return edit
 
 
+def _read_instead(batch: Batch) -> Edit:
+    def edit(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return module.forward(batch.tokens, batch.features)
+
+    return edit
+
+
 def _keep_after(position: int) -> Edit:
     """Of two calls, the second has after the position what the first had: the window stays."""
     end, first = position + 1, []
@@ -173,25 +180,25 @@ def exchange_steps(count: int) -> tuple[list[int], int]:
 def _read(
     subject: Subject, donor: Batch, steps: list[int], lags: int, tick: Callable[[], None]
 ) -> Readings:
-    states = _states(subject.model, donor)
     intact = Recording.of(subject)
+    # Of the donors only the model's inside is asked for, not how good it is.
+    other = Recording.of(replace(subject, batch=donor))
     rows = []
     for step in steps:
         position, window = int(subject.positions[step]), slice(step, step + lags)
-        rows.append(_read_step(intact, donor, states, position, window, tick))
+        rows.append(_read_step(intact, other, position, window, tick))
     return Readings(*(torch.stack(x, 1) for x in zip(*rows, strict=True)))
 
 
 def _read_step(
     intact: Recording,
-    donor: Batch,
-    states: States,
+    other: Recording,
     position: int,
     window: slice,
     tick: Callable[[], None],
 ) -> Readings:
     """[B, lags] each."""
-    subject = intact.subject
+    subject, donor = intact.subject, other.subject.batch
     task, batch = subject.task, subject.batch
     joined = spliced(task, batch, donor, position)
     goal, possible = _exact(task, joined, window)
@@ -208,14 +215,15 @@ def _read_step(
 
     patched, to_own = [], []
     for place in places(subject.model):
-        log_q = _predict(intact, place, states, position, window)
+        log_q = _predict(intact, place, other.outputs, position, window)
         patched.append(bits(log_q, goal)), to_own.append(bits(log_q, own))
         tick()
-    ceiling = Subject(task, subject.model, joined, subject.exact, subject.entropy).predict()
+    # Up to the exchange it is a run of the donor.
+    ceiling = other.predict("embed", _read_instead(joined), window)
     return Readings(
         possible=possible.double(),
         plain=bits(intact.log_q[:, window], goal),
-        ceiling=bits(ceiling[:, window], goal),
+        ceiling=bits(ceiling, goal),
         apart=bits(own.clamp_min(TINY).log(), goal),
         one=bits(one.clamp_min(TINY).log(), goal),
         patched=torch.stack(patched, -1),
@@ -241,13 +249,6 @@ def _exact(task: Task, batch: Batch, window: slice) -> tuple[Tensor, Tensor]:
     possible = total > 0.5
     uniform = torch.full_like(exact, 1 / exact.shape[-1])
     return torch.where(possible, exact / total, uniform), possible[..., 0]
-
-
-def _states(model: nn.Module, batch: Batch) -> States:
-    names = ["embed", *(f"blocks.{i}" for i in range(len(blocks(model))))]
-    with torch.no_grad(), taps.capture(model, *names) as trace:
-        model(batch.tokens, batch.features)
-    return dict(trace)
 
 
 def _record(readings: Readings, model: nn.Module, steps: list[int]) -> Splice:
