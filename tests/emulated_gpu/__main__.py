@@ -1,11 +1,11 @@
 """python tests/emulated_gpu [options of pytest]: the tests that want a GPU, on an emulated one."""
 
 import os
-import runpy
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
+
+import device
 
 TESTS = Path(__file__).parent.parent
 PYTEST = [sys.executable, "-P", "-m", "pytest", "-p", "emulated_gpu.plugin", "-m", "gpu"]
@@ -17,8 +17,7 @@ def run(*arguments: str, gpus: int) -> int:
 
 
 def main(options: list[str]) -> int:
-    version = runpy.run_path(str(Path(find_spec("torch").origin).with_name("version.py")))
-    if version["cuda"] or version["hip"]:
+    if device.torch_is_for_gpus():
         print("torch is built for GPUs: its tests are run by pytest itself where there is one")
         return 0
     codes = [

@@ -4,6 +4,8 @@
 //
 // To be loaded before torch, which looks for CUDA once.
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/hash.h>
 
@@ -61,6 +63,10 @@ struct Hooks final : at::CUDAHooksInterface {
   bool isPinnedPtr(const void*) const override { return false; }
 };
 
+Device indexed(std::optional<Device> device) {
+  return device && device->has_index() ? *device : Device(c10::DeviceType::CUDA, current_device);
+}
+
 // The arguments of one call on their way to the CPU.
 struct Arguments {
   std::optional<Device> device;
@@ -96,8 +102,7 @@ struct Arguments {
       return list;
     }
     if (value.isDevice() && value.toDevice().is_cuda()) {
-      const Device wanted = value.toDevice();
-      device = wanted.has_index() ? wanted : Device(c10::DeviceType::CUDA, current_device);
+      device = indexed(value.toDevice());
       return Device(c10::DeviceType::CPU);
     }
     return value;
@@ -217,6 +222,21 @@ void on_the_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   if (graph != nullptr) note(*graph, op, std::move(given), std::move(call), arguments);
 }
 
+// Allocations take the straight way: that of the others would dominate the time of a host that
+// launches nothing.
+Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
+             std::optional<Device> device, std::optional<bool>,
+             std::optional<at::MemoryFormat> format) {
+  return to_device(at::empty(size, at::TensorOptions().dtype(dtype), format), indexed(device));
+}
+
+Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride,
+                     std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
+                     std::optional<Device> device, std::optional<bool>) {
+  return to_device(at::empty_strided(size, stride, at::TensorOptions().dtype(dtype)),
+                   indexed(device));
+}
+
 }  // namespace
 
 namespace at {
@@ -238,6 +258,8 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
     const std::string name = c10::toString(op).substr(std::strlen("aten::"));
     m.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&on_the_host>());
   }
+  m.impl("empty.memory_format", &empty);
+  m.impl("empty_strided", &empty_strided);
 }
 
 extern "C" {

@@ -5,6 +5,7 @@ import ctypes
 import hashlib
 import importlib.util
 import os
+import runpy
 import subprocess
 import sys
 from functools import cache
@@ -24,6 +25,12 @@ class Counts(NamedTuple):
 class Launches(NamedTuple):
     kernels: int  # one by one: an op of torch is one, and each that our own code launches
     graphs: int  # replays, whose kernels are not counted
+
+
+def torch_is_for_gpus() -> bool:
+    """Whether torch has CUDA of its own, in whose place nothing can be emulated."""
+    version = runpy.run_path(str(TORCH / "version.py"))
+    return bool(version["cuda"] or version["hip"])
 
 
 def build(source: str, library: str, flags: list[str]) -> Path:

@@ -81,13 +81,17 @@ def _words(data: bytes) -> list[int]:
     return np.frombuffer(data[: len(data) // 8 * 8], np.uint64).tolist()
 
 
-def install() -> None:
+def install(executed: bool = True) -> None:
+    """Lets Triton find the library; launches of it are executed, or do nothing."""
     path = device.build("libcuda.cpp", "libcuda.so.1", [f"-I{INCLUDE}"])
     os.environ["TRITON_LIBCUDA_PATH"] = str(path.parent)
     library = ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
     kernels = Kernels(library)
     # Kept alive with the module: C holds no reference.
-    install.callbacks = LOAD(kernels.load), LAUNCH(kernels.launch)
+    install.callbacks = (
+        LOAD(kernels.load),
+        LAUNCH(kernels.launch) if executed else LAUNCH(),
+    )
     library.emulated_driver(device.load().emulated_range, *install.callbacks)
     from triton import knobs
 
