@@ -52,10 +52,12 @@ def trying(subject: Subject, arch: str, config):
     before, present = TABLE.get(place), lookup(*subject.key, arch)
     TABLE[place] = (*present[: subject.index], config, *present[subject.index + 1 :])
     tuned.used = False
+    tuned.forget()
     try:
         yield
     finally:
         tuned.used = True
+        tuned.forget()
         if before is None:
             del TABLE[place]
         else:

@@ -13,19 +13,21 @@ from .contracts import HALVES
 
 def merged_heads(like: Tensor) -> Tensor:
     """[B, H, T, D] laid out as [B, T, H, D]: merging the heads afterwards costs nothing."""
-    batch, heads, time, size = like.shape
-    return like.new_empty((batch, time, heads, size)).transpose(1, 2)
+    batch, heads, time, size = shape = like.shape
+    strides = (time * heads * size, size, heads * size, 1)
+    return torch.empty_strided(shape, strides, dtype=like.dtype, device=like.device)
 
 
-def attention(q: Tensor, k: Tensor, weights: bool, entropy: bool) -> tuple[Tensor, ...]:
-    """out, lse, weights, entropy; what is not captured has no elements."""
-    rows = q.shape[:3]
+def attention(q: Tensor, k: Tensor, weights: bool, entropy: bool) -> tuple[Tensor | None, ...]:
+    """out, lse, weights, entropy; None for what is not captured."""
+    batch, heads, time, _ = q.shape
+    rows = (batch, heads, time)
     statistics = torch.float64 if q.dtype == torch.float64 else torch.float32
     return (
         merged_heads(q),
         q.new_empty(rows, dtype=statistics),
-        q.new_empty((*rows, k.shape[2]) if weights else (0,)),
-        q.new_empty(rows if entropy else (0,), dtype=statistics),
+        q.new_empty((*rows, k.shape[2])) if weights else None,
+        q.new_empty(rows, dtype=statistics) if entropy else None,
     )
 
 

@@ -9,6 +9,8 @@ import re
 from functools import cache, wraps
 from pathlib import Path
 
+from . import plans
+
 FOLDER = Path(__file__).parent / "devices"
 FIELDS = ("op", "kernel", "dtype", "size")
 used = True  # not while a table is being made
@@ -64,6 +66,7 @@ def or_device(architecture):
 
 
 def forget() -> None:
-    """After a table was written."""
+    """After a table was written or changed."""
+    plans.forget()
     table.cache_clear()
     of_device.cache_clear()

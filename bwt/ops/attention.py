@@ -1,14 +1,16 @@
 """Softmax attention that also returns its exact weights and their entropy: the public op."""
 
 from collections.abc import Collection
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from bwt import reference
-from bwt.kernels import results
+from bwt.kernels import plans, results
 from bwt.kernels.contracts import ATTENTION, HALVES
-from bwt.ops import _checks, _derivatives, _dispatch, _library
+from bwt.ops import _checks, _derivatives, _dispatch, _eager, _library
 from bwt.ops._attention_torch import attention_torch
 from bwt.reference.attention import AttentionOutput
 
@@ -61,12 +63,17 @@ def attention(
             [0.5000, 0.5000, 0.0000],
             [0.3333, 0.3333, 0.3333]])
     """
-    _check(q, k, v, causal, capture)
-    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    chosen = _dispatch.choose(OP, backend, q.device)
-    _checks.check_dtype(ATTENTION, chosen, q.dtype, "q, k and v")
-    _checks.check_limit(ATTENTION, chosen, "head_size", q.shape[-1])
-    wants_weights, wants_entropy = (name in capture for name in CAPTURES)
+    scale = None if scale is None else float(scale)
+    options = (type(causal), causal, scale, frozenset(capture), backend)
+    signature = _eager.signature(OP, options, q, k, v)
+    call = signature and plans.find(signature)
+    if call is None:
+        call = _prepare(q, k, v, causal, scale, capture, backend, is_plain=signature is not None)
+        if signature is not None:
+            plans.keep(signature, call)
+    chosen, scale, wants_weights, wants_entropy, kernels = call
+    if kernels is not None:
+        return AttentionOutput(*_direct(q, k, v, kernels))
     if chosen == "reference":
         out, lse, weights, entropy = _reference(q, k, v, causal, scale)
     elif chosen == "torch":
@@ -83,6 +90,28 @@ def attention(
     return AttentionOutput(
         out, lse, weights if wants_weights else None, entropy if wants_entropy else None
     )
+
+
+class Call(NamedTuple):
+    """What follows from the arguments besides their values."""
+
+    chosen: str
+    scale: float
+    wants_weights: bool
+    wants_entropy: bool
+    kernels: Any  # those of a GPU, where nothing but autograd takes part
+
+
+def _prepare(q, k, v, causal, scale, capture, backend, is_plain) -> Call:
+    _check(q, k, v, causal, capture)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    chosen = _dispatch.choose(OP, backend, q.device)
+    _checks.check_dtype(ATTENTION, chosen, q.dtype, "q, k and v")
+    _checks.check_limit(ATTENTION, chosen, "head_size", q.shape[-1])
+    wanted = tuple(name in capture for name in CAPTURES)
+    is_direct = is_plain and chosen == "triton"
+    kernels = _kernels().Call.of(q, k, v, causal, scale, *wanted) if is_direct else None
+    return Call(chosen, scale, *wanted, kernels)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, causal: bool, capture: Collection[str]) -> None:
@@ -129,7 +158,18 @@ _library.define(
 
 @torch.library.register_fake("bwt::attention")
 def _fake(q, k, v, causal, scale, weights, entropy):
-    return results.attention(q, k, weights, entropy)
+    return _as_tensors(results.attention(q, k, weights, entropy))
+
+
+def _as_tensors(outputs):
+    """As the schema has them: what is not captured has no elements."""
+    out, lse, weights, entropy = outputs
+    return (
+        out,
+        lse,
+        out.new_empty(0) if weights is None else weights,
+        lse.new_empty(0) if entropy is None else entropy,
+    )
 
 
 @torch.library.register_fake("bwt::attention_backward")
@@ -161,24 +201,50 @@ def _setup_context(ctx, inputs, output) -> None:
 def _backward(ctx, grad_out, grad_lse, grad_weights, grad_entropy):
     grad_weights = grad_weights if ctx.weights else None
     grad_entropy = grad_entropy if ctx.entropy else None
-    if _derivatives.graph_wanted():
-        gradients = _derivatives.gradients(
-            lambda q, k, v: _differentiable(q, k, v, ctx.causal, ctx.scale),
-            ctx.saved_tensors[:3],
-            ctx.needs_input_grad[:3],
-            (grad_out, grad_lse, grad_weights, grad_entropy),
-        )
-    else:
-        gradients = torch.ops.bwt.attention_backward(
-            grad_out,
-            grad_weights,
-            grad_entropy,
-            grad_lse,
-            *ctx.saved_tensors,
-            ctx.causal,
-            ctx.scale,
-        )
+    incoming = (grad_out, grad_lse, grad_weights, grad_entropy)
+    needed = ctx.needs_input_grad[:3]
+    gradients = _gradients(ctx.saved_tensors, needed, incoming, ctx.causal, ctx.scale)
     return *gradients, None, None, None, None
+
+
+def _gradients(saved, needed, incoming, causal, scale):
+    if _derivatives.graph_wanted():
+        return _derivatives.gradients(
+            lambda q, k, v: _differentiable(q, k, v, causal, scale),
+            saved[:3],
+            needed,
+            incoming,
+        )
+    grad_out, grad_lse, grad_weights, grad_entropy = incoming
+    incoming = (grad_out, grad_weights, grad_entropy, grad_lse)
+    return torch.ops.bwt.attention_backward(*incoming, *saved, causal, scale)
+
+
+class _Direct(torch.autograd.Function):
+    """The kernels of a GPU without the dispatcher; what is not captured is None."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, kernels):
+        outputs = kernels.forward(q, k, v, _precision())
+        ctx.kernels = kernels
+        ctx.save_for_backward(q, k, v, *outputs)
+        ctx.set_materialize_grads(False)
+        return outputs
+
+    @staticmethod
+    def backward(ctx, grad_out, grad_lse, grad_weights, grad_entropy):
+        q, k, v, *outputs = ctx.saved_tensors
+        incoming = (grad_out, grad_lse, grad_weights, grad_entropy)
+        if torch.is_grad_enabled() or not _eager.is_plain(q, *incoming):
+            saved, needed = (q, k, v, *_as_tensors(outputs)), ctx.needs_input_grad[:3]
+            return *_gradients(saved, needed, incoming, *ctx.kernels.options), None
+        out, lse, _, entropy = outputs
+        incoming = (grad_out, grad_weights, grad_entropy, grad_lse)
+        saved = (q, k, v, out, lse, entropy)
+        return *ctx.kernels.backward(*incoming, *saved, _precision()), None
+
+
+_direct = _eager.applied(_Direct)
 
 
 def _differentiable(q, k, v, causal, scale):
@@ -207,25 +273,16 @@ def _precision() -> str:
     return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
-def _triton_forward(q, k, v, causal, scale, weights, entropy):
-    from bwt.kernels import attention as kernels
+@cache
+def _kernels():
+    from bwt.kernels import attention
 
-    out, lse, captured, bits = kernels.attention_forward(
-        q,
-        k,
-        v,
-        causal=causal,
-        scale=scale,
-        capture_weights=weights,
-        capture_entropy=entropy,
-        precision=_precision(),
-    )
-    return (
-        out,
-        lse,
-        q.new_empty(0) if captured is None else captured,
-        lse.new_empty(0) if bits is None else bits,
-    )
+    return attention
+
+
+def _triton_forward(q, k, v, causal, scale, weights, entropy):
+    call = _kernels().Call.of(q, k, v, causal, scale, weights, entropy)
+    return _as_tensors(call.forward(q, k, v, _precision()))
 
 
 def _triton_backward(
@@ -243,26 +300,12 @@ def _triton_backward(
     causal,
     scale,
 ):
-    from bwt.kernels import attention as kernels
-
-    return kernels.attention_backward(
-        grad_out,
-        grad_weights,
-        grad_entropy,
-        grad_lse,
-        q,
-        k,
-        v,
-        out,
-        lse,
-        entropy if entropy.numel() else None,
-        causal=causal,
-        scale=scale,
-        precision=_precision(),
-    )
+    incoming = (grad_out, grad_weights, grad_entropy, grad_lse)
+    call = _kernels().Call.of(q, k, v, causal, scale)
+    return call.backward(*incoming, q, k, v, out, lse, entropy, _precision())
 
 
-_library.library.impl("attention", _triton_forward, "CUDA")
-_library.library.impl("attention_backward", _triton_backward, "CUDA")
+_library.library.impl(OP, _triton_forward, "CUDA")
+_library.library.impl(f"{OP}_backward", _triton_backward, "CUDA")
 torch.library.register_autograd("bwt::attention", _backward, setup_context=_setup_context)
 torch.library.register_vmap("bwt::attention", _vmap)

@@ -10,12 +10,15 @@ weights [B, H, T, S]; lse, entropy [B, H, T] in float32. out and the gradients o
 memory as [B, T or S, H, D], so that heads can be merged without a copy.
 """
 
+from functools import partial
+
 import torch
 import triton
 
-from .. import results
+from .. import plans, results
 from ..configs import Config, Launch, architecture, lookup
 from ..contracts import ATTENTION
+from ..launching import Launcher
 from .short import attention_short_backward_kernel, attention_short_forward_kernel
 from .stream import attention_stream_forward_kernel, attention_stream_weights_kernel
 from .stream_backward import (
@@ -45,26 +48,8 @@ def attention_forward(
 
     `precision` is that of products of float32: exact, or tf32 on tensor cores.
     """
-    q, k, v = (_last_contiguous(x) for x in (q, k, v))
-    out, lse, weights, entropy = results.attention(q, k, capture_weights, capture_entropy)
-    weights = weights if capture_weights else None
-    entropy = entropy if capture_entropy else None
-    if q.numel() > 0:
-        for launch in forward_launches(
-            q,
-            k,
-            v,
-            out,
-            lse,
-            weights,
-            entropy,
-            causal=causal,
-            scale=scale,
-            precision=precision,
-            arch=architecture(q.device),
-        ):
-            launch.run(q.device)
-    return out, lse, weights, entropy
+    call = Call.of(q, k, v, causal, scale, capture_weights, capture_entropy)
+    return call.forward(q, k, v, precision)
 
 
 def attention_backward(
@@ -85,34 +70,80 @@ def attention_backward(
 ):
     """(grad_q, grad_k, grad_v); incoming gradients may be None, and so may entropy where there is
     no grad_entropy."""
-    q, k, v = (_last_contiguous(x) for x in (q, k, v))
-    if grad_out is not None:
-        grad_out = _last_contiguous(grad_out.to(q.dtype))
-    if grad_weights is not None:
-        grad_weights = _last_contiguous(grad_weights)
-    entropy, grad_entropy, grad_lse = (
-        x if x is None else x.contiguous() for x in (entropy, grad_entropy, grad_lse)
-    )
-    gradients = [results.merged_heads(x) for x in (q, k, v)]
     incoming = (grad_out, grad_weights, grad_entropy, grad_lse)
-    if q.numel() == 0 or all(x is None for x in incoming):
-        return tuple(x.zero_() for x in gradients)
-    for launch in backward_launches(
-        *incoming,
+    call = Call.of(q, k, v, causal, scale)
+    return call.backward(*incoming, q, k, v, out, lse, entropy, precision)
+
+
+class Call:
+    """Calls that differ in nothing but the values of their tensors."""
+
+    def __init__(self, q, k, v, causal, scale, capture_weights, capture_entropy):
+        self.device = q.device
+        self.options = causal, scale
+        self.captures = capture_weights, capture_entropy
+        self.is_empty = q.numel() == 0
+        self.are_rows_dense = all(x.stride(-1) == 1 for x in (q, k, v))
+        self.launcher = Launcher(q.device)
+
+    @classmethod
+    def of(cls, q, k, v, *options):
+        options = (*options, False, False)[:4]
+        layouts = [(x.dtype, x.shape, x.stride()) for x in (q, k, v)]
+        signature = (cls, q.device, options, *layouts)
+        return plans.find(signature) or plans.keep(signature, cls(q, k, v, *options))
+
+    def forward(self, q, k, v, precision):
+        if not self.are_rows_dense:
+            q, k, v = (_last_contiguous(x) for x in (q, k, v))
+        outputs = results.attention(q, k, *self.captures)
+        if not self.is_empty:
+            make = partial(self._launches, forward_launches, precision)
+            self.launcher.run(("forward", precision), (q, k, v, *outputs), make)
+        return outputs
+
+    def backward(
+        self,
+        grad_out,
+        grad_weights,
+        grad_entropy,
+        grad_lse,
         q,
         k,
         v,
-        _last_contiguous(out),
-        lse.contiguous(),
+        out,
+        lse,
         entropy,
-        *gradients,
-        causal=causal,
-        scale=scale,
-        precision=precision,
-        arch=architecture(q.device),
+        precision,
     ):
-        launch.run(q.device)
-    return tuple(gradients)
+        gradients = results.merged_heads(q), results.merged_heads(k), results.merged_heads(v)
+        if self.is_empty or grad_out is grad_weights is grad_entropy is grad_lse is None:
+            return tuple(x.zero_() for x in gradients)
+        if not self.are_rows_dense:
+            q, k, v = (_last_contiguous(x) for x in (q, k, v))
+        if grad_out is not None:
+            grad_out = _last_contiguous(grad_out.to(q.dtype))
+        if grad_weights is not None:
+            grad_weights = _last_contiguous(grad_weights)
+        if grad_entropy is None:
+            entropy = None
+        else:
+            grad_entropy, entropy = grad_entropy.contiguous(), entropy.contiguous()
+        if grad_lse is not None:
+            grad_lse = grad_lse.contiguous()
+        out = _last_contiguous(out)
+        incoming = (grad_out, grad_weights, grad_entropy, grad_lse)
+        layouts = [x if x is None else (x.dtype, x.stride()) for x in incoming]
+        flags = ("backward", precision, out.stride(), *layouts)
+        saved = (q, k, v, out, lse.contiguous(), entropy)
+        make = partial(self._launches, backward_launches, precision)
+        self.launcher.run(flags, (*incoming, *saved, *gradients), make)
+        return gradients
+
+    def _launches(self, launches, precision, *tensors):
+        causal, scale = self.options
+        options = {"causal": causal, "scale": scale, "precision": precision}
+        return launches(*tensors, **options, arch=architecture(self.device))
 
 
 def forward_launches(

@@ -85,3 +85,16 @@ def test_two_gpus_are_two(emulated_device):
     assert (x.device.index, y.device.index) == (0, 1)
     with pytest.raises(RuntimeError, match="same device"):
         x + y
+
+
+def test_repeated_launches_find_their_gpu(emulated_device):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one GPU is emulated")
+    outputs = []
+    for i in (0, 1, 0, 1):
+        torch.manual_seed(0)
+        q = torch.randn(1, 1, 2, 16).to(f"cuda:{i}")
+        out = ops.attention(q, q, q).out
+        assert out.device.index == i and torch.cuda.current_device() == 0
+        outputs.append(out.cpu())
+    assert all(torch.equal(out, outputs[0]) for out in outputs)
