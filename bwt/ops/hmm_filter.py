@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from bwt.kernels import results
+from bwt.kernels import plans, results
 from bwt.kernels.contracts import HMM_FILTER, INTEGERS
-from bwt.ops import _checks, _derivatives, _dispatch, _library
+from bwt.ops import _checks, _derivatives, _dispatch, _eager, _library
 from bwt.ops._hmm_filter_torch import hmm_filter_backward_wide, hmm_filter_torch
 from bwt.reference.hmm_filter import HMMFilterOutput
 from bwt.reference.hmm_filter import hmm_filter as hmm_filter_reference
@@ -83,8 +83,13 @@ def hmm_filter(
 
 def prepare(op: str, backend: str, arguments: tuple[Tensor, ...], lengths: Tensor | None):
     """The backend that serves the call, and the lengths as it wants them."""
-    check_shapes(op, *arguments, lengths)
-    chosen = _dispatch.choose(op, backend, arguments[0].device)
+    signature = _eager.signature(op, (backend,), *arguments, lengths)
+    chosen = signature and plans.find(signature)
+    if chosen is None:
+        check_shapes(op, *arguments, lengths)
+        chosen = _dispatch.choose(op, backend, arguments[0].device)
+        if signature is not None:
+            plans.keep(signature, chosen)
     return chosen, None if lengths is None else lengths.long()
 
 
@@ -100,7 +105,9 @@ def run(
     if chosen != "native":
         if check and not unseen:
             check_values(op, *arguments, lengths)
-        compute = hmm_filter_torch if chosen == "torch" else torch.ops.bwt.hmm_filter
+        if chosen == "torch":
+            return hmm_filter_torch(*arguments, lengths)
+        compute = _eager.shortest(torch.ops.bwt.hmm_filter, _direct, *arguments, lengths)
         return compute(*arguments, lengths)
     if unseen:
         return torch.ops.bwt.hmm_filter(*arguments, lengths)
@@ -250,7 +257,12 @@ def _backward(ctx, *incoming):
     if _derivatives.graph_wanted():
         saved, needed = ctx.saved_tensors[:5], ctx.needs_input_grad[:5]
         return tuple(_derivatives.gradients(hmm_filter_torch, saved, needed, incoming))
-    return None, *torch.ops.bwt.hmm_filter_backward(*incoming, *ctx.saved_tensors), None
+    saved = ctx.saved_tensors
+    run = _eager.shortest(torch.ops.bwt.hmm_filter_backward, _triton_backward, *saved, *incoming)
+    return None, *run(*incoming, *saved), None
+
+
+_direct = _eager.direct(_triton, _setup_context, _backward)
 
 
 def fold(size: int, axes, arguments):

@@ -24,12 +24,13 @@ Three ways lead there, all of them without atomics, so that equal calls have equ
             likewise, with S + 1 rows for each piece in (1), as the adjoint is an affine map.
 """
 
+from itertools import islice
 from typing import NamedTuple
 
 import torch
 import triton
 
-from .. import results
+from .. import launching, results
 from ..configs import Config, Launch, architecture, lookup
 from .backward import hmm_filter_backward_kernel, hmm_filter_ends_kernel
 from .exact import hmm_filter_exact_kernel
@@ -49,8 +50,7 @@ def hmm_filter_forward(observations, initial, transition, emission, lengths=None
     if observations.numel() == 0:
         return filtered, predicted, log_likelihood.zero_()
     parts = emission.new_empty((len(observations), model.plan.chunks), dtype=torch.float64)
-    for launch in model.forward_launches(filtered, predicted, parts, architecture(emission.device)):
-        launch.run(emission.device)
+    model.run_forward(filtered, predicted, parts)
     return filtered, predicted, parts.sum(1).to(emission.dtype)
 
 
@@ -160,9 +160,18 @@ class Model(NamedTuple):
         """[B] int32: sequences that turn out to be delicate will be set."""
         return self.emission.new_zeros(self.sizes[:1], dtype=torch.int32)
 
-    def forward_launches(self, filtered, predicted, parts, arch) -> list[Launch]:
+    def run_forward(self, filtered, predicted, parts) -> None:
+        def launches(*tensors):
+            outputs = tensors[len(inputs) :]
+            model = Model(*tensors[: len(inputs)], way)
+            return model.forward_launches(*outputs, architecture(parts.device))
+
+        *inputs, way = self
+        outputs = (filtered, predicted, parts, self.new_marks())
+        launching.run(("hmm_filter_forward", way), inputs, outputs, launches)
+
+    def forward_launches(self, filtered, predicted, parts, delicate, arch) -> list[Launch]:
         """What hmm_filter_forward runs; parts [B, chunks] are log-likelihoods of pieces."""
-        delicate = self.new_marks()
         B, _, S, _ = self.sizes
         chunks = self.plan.chunks
         config = self.config("forward", arch)
@@ -204,11 +213,18 @@ class Model(NamedTuple):
 
     def run_backward(self, incoming, saved):
         """The gradients, and marks of sequences that turned out to be delicate."""
-        device = self.emission.device
-        arch, delicate = architecture(device), self.new_marks()
+
+        def launches(*tensors):
+            tensors = iter(tensors)
+            model = Model(*islice(tensors, len(arguments)), way)
+            given = [tuple(islice(tensors, len(some))) for some in (incoming, saved)]
+            return model.backward_launches(*given, Sums(*islice(tensors, 5)), *tensors, arch)
+
+        *arguments, way = self
+        arch, delicate = architecture(self.emission.device), self.new_marks()
         sums = self.empty_sums(arch)
-        for launch in self.backward_launches(incoming, saved, sums, delicate, arch):
-            launch.run(device)
+        inputs, outputs = (*arguments, *incoming, *saved), (*sums, delicate)
+        launching.run(("hmm_filter_backward", way), inputs, outputs, launches)
         return self.gradients(saved[0], sums), delicate
 
     def empty_sums(self, arch) -> Sums:
@@ -340,7 +356,7 @@ def example_launches(
         path,
     )
     parts = empty(batch, model.plan.chunks, dtype=torch.float64)
-    launches = model.forward_launches(saved[0], saved[1], parts, arch)
+    launches = model.forward_launches(saved[0], saved[1], parts, model.new_marks(), arch)
     names = ("filtered", "predicted", "log_likelihood")
     gradients = [x if n in incoming else None for n, x in zip(names, saved, strict=True)]
     sums, marks = model.empty_sums(arch), model.new_marks()

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 import triton
 
-from .. import results
+from .. import launching, results
 from ..configs import Config, Launch, architecture, lookup
 from ..contracts import SCAN_CHUNK
 from .passes import selective_scan_backward_kernel, selective_scan_forward_kernel
@@ -114,7 +114,17 @@ def selective_scan_forward(u, delta, A, B, C, D, *, softplus, every):
     scan = Scan.of(u, delta, A, B, C, D, softplus=softplus)
     y, states = results.selective_scan(u, A, every)
     if u.numel() > 0:
-        scan.forward_launch(y, states, every, architecture(u.device)).run(u.device)
+        *inputs, softplus = scan
+        launching.run(
+            ("selective_scan_forward", softplus, every),
+            inputs,
+            (y, states),
+            lambda *tensors: [
+                Scan(*tensors[:-2], softplus).forward_launch(
+                    *tensors[-2:], every, architecture(u.device)
+                )
+            ],
+        )
     return y, states
 
 
@@ -126,8 +136,16 @@ def selective_scan_backward(grad_y, u, delta, A, B, C, D, states, *, softplus, e
         return tuple(x.zero_() for x in results.selective_scan_gradients(u, delta, A, B, C, D))
     scan, arch = Scan.of(u, delta, A, B, C, D, softplus=softplus), architecture(u.device)
     gradients = scan.empty_gradients(states, arch)
-    launch = scan.backward_launch(grad_y.contiguous(), states.contiguous(), gradients, arch)
-    launch.run(u.device)
+    *arguments, softplus = scan
+
+    def launches(*tensors):
+        given, made = tensors[: -len(gradients)], tensors[-len(gradients) :]
+        scan, made = Scan(*given[:-2], softplus), dict(zip(gradients, made, strict=True))
+        return [scan.backward_launch(*given[-2:], made, arch)]
+
+    inputs = (*arguments, grad_y.contiguous(), states.contiguous())
+    flags = ("selective_scan_backward", softplus)
+    launching.run(flags, inputs, tuple(gradients.values()), launches)
     models = scan.A.shape[0]
     return (
         gradients["grad_u"],

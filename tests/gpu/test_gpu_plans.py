@@ -6,6 +6,7 @@ from pathlib import Path
 
 import attention_triton
 import gpu_bodies
+import hmm_triton
 import pytest
 import torch
 
@@ -189,6 +190,24 @@ def test_who_asked_triton_is_told_of_every_launch():
     assert told == ["attention_short_forward_kernel"]
 
 
+def test_hmm_filter(launched):
+    case = hmm_triton.Case("rows", 2, 3, 3, 4)
+    gpu_bodies.hmm_filter("cuda", "fp32", case, "dense")
+    assert launched
+    launched.clear()
+    gpu_bodies.hmm_filter("cuda", "fp32", case, "dense")
+    gpu_bodies.hmm_filter("cuda", "fp32", case, "odd")  # contiguous when it is launched
+    assert not launched
+
+
+@pytest.mark.parametrize("layout", gpu_bodies.LAYOUTS)
+def test_selective_scan(launched, layout):
+    gpu_bodies.selective_scan("cuda", (1, 2, 3, 4), layout, torch.float32)
+    launched.clear()
+    gpu_bodies.selective_scan("cuda", (1, 2, 3, 4), layout, torch.float32)
+    assert not launched
+
+
 def calls_of(function, *arguments) -> int:
     """Functions called on the way, but those of the emulated GPU."""
     seen = Counter()
@@ -206,7 +225,7 @@ def calls_of(function, *arguments) -> int:
 
 
 def test_few_functions_are_called():
-    """What host time is made of, whatever the machine: 43 and 52 of them, where a way through the
+    """What host time is made of, whatever the machine: 46 and 54 of them, where a way through the
     dispatcher and Triton's binder takes 236 and 149."""
     q, k, v = (torch.randn(1, 1, 2, 16, device="cuda", requires_grad=True) for _ in range(3))
     got = ops.attention(q, k, v)
