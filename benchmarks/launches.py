@@ -85,7 +85,13 @@ def measure(case: str) -> Row:
     stacked = {count: per_step(case, count, "off")[0].kernels / count for count in STACKS}
     total = replayed.kernels + replayed.graphs
     return Row(
-        case, round(eager.kernels), 1e3 * seconds, round(total), counts.reads, counts.copies, stacked
+        case,
+        round(eager.kernels),
+        1e3 * seconds,
+        round(total),
+        counts.reads,
+        counts.copies,
+        stacked,
     )
 
 

@@ -12,8 +12,9 @@ import torch
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 
-from bwt import ops  # noqa: E402
 from bwt.kernels import configs, plans  # noqa: E402
+
+from bwt import ops  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 SHAPE = (1, 1, 2, 3, 16)  # B, H, T, S, D
