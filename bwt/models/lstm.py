@@ -1,5 +1,6 @@
 """A stack of LSTM layers."""
 
+import warnings
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -29,6 +30,10 @@ class Options:
     def second_size(self) -> int:
         return self.embed or self.width
 
+
+# On a GPU cuDNN wants the weights of an LSTM in a chunk of its own, and copies them there if they
+# lie among others, as they do in training.
+warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
 
 State = tuple[Tensor, Tensor]  # h, c [B, width] each
 

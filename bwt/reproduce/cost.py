@@ -1,5 +1,6 @@
 """What a scale costs before it is run: from steps timed here, or from counted operations."""
 
+import dataclasses
 import time
 import warnings
 from collections.abc import Iterator
@@ -35,8 +36,9 @@ def step_seconds(config: TrainConfig, steps: int = 6) -> tuple[float, float]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
+        enough = dataclasses.replace(config, steps=max(config.steps, steps + 2))
         trainer = train.Trainer(
-            config, RunDirectory("."), torch.device("cpu"), say=lambda text: None, quiet=True
+            enough, RunDirectory("."), torch.device("cpu"), say=lambda text: None, quiet=True
         )
         for _ in range(2):
             trainer.update(False)

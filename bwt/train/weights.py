@@ -72,15 +72,18 @@ class Layout:
             self.places[name] = place
             self.length += -(-place.size // ALIGNED) * ALIGNED
 
+    @property
+    def trained_names(self) -> list[str]:
+        return [name for name, place in self.places.items() if place.start < self.trained.stop]
+
     def views(self, rows: Tensor, names: Sequence[str] | None = None) -> dict[str, Tensor]:
         """Parameters [..., *shape] of rows [..., N], which are not copied."""
-        return {
-            name: rows[..., place.start : place.start + place.size].unflatten(-1, place.shape)
-            if place.shape
-            else rows[..., place.start]
-            for name, place in self.places.items()
-            if names is None or name in names
-        }
+        found = {}
+        for name in self.places if names is None else names:
+            place = self.places[name]
+            part = rows[..., place.start : place.start + place.size]
+            found[name] = part.view(*rows.shape[:-1], *place.shape)
+        return found
 
     def matrices(self, rows: Tensor, alike: Alike) -> Tensor:
         """[M, count, rows, columns] of a buffer [M, N] whose first column is that of the layout."""
@@ -99,6 +102,7 @@ class Weights:
         shape = (len(models), self.layout.length)
         self.master = torch.zeros(shape, device=device)
         self.gradient = torch.zeros(len(models), self.layout.trained.stop, device=device)
+        self.gradients = self.layout.views(self.gradient, self.layout.trained_names)
         self.used = (
             self.master if dtype == torch.float32 else torch.zeros_like(self.master).to(dtype)
         )
@@ -134,14 +138,14 @@ class Weights:
     def leaves(self) -> dict[str, Tensor]:
         """Parameters [M, *shape] of all models at once, which take gradients."""
         found = self.layout.views(self.used.detach())
-        for name, x in found.items():
-            x.requires_grad_(self.layout.places[name].start < self.layout.trained.stop)
+        for name in self.layout.trained_names:
+            found[name].requires_grad_()
         return found
 
     def collect(self, gradients: dict[str, Tensor | None]) -> None:
         """Gradients [M, *shape] or, of a single model, [*shape] into the rows of `gradient`; zeros
         where there is none."""
-        wanted = self._gradient_views
+        wanted = self.gradients
         present = [name for name in wanted if gradients[name] is not None]
         torch._foreach_copy_(
             [wanted[name] for name in present],
@@ -149,11 +153,3 @@ class Weights:
         )
         for name in wanted.keys() - set(present):
             wanted[name].zero_()
-
-    @property
-    def _gradient_views(self) -> dict[str, Tensor]:
-        if not hasattr(self, "_views_of_gradient"):
-            end = self.layout.trained.stop
-            names = [name for name, place in self.layout.places.items() if place.start < end]
-            self._views_of_gradient = self.layout.views(self.gradient, names)
-        return self._views_of_gradient
