@@ -64,14 +64,13 @@ def broadcast(tensors: list[Tensor]) -> None:
 
 class Buckets:
     """Gradients become their mean over processes: a message for each bucket of parameters, sent as
-    soon as backward has filled it, while it goes on with the next."""
+    soon as backward has filled it, while it goes on with the next. They are summed in float32."""
 
-    def __init__(self, parameters: list[Tensor]):
-        self.buckets = [_Bucket(part) for part in _parts(parameters[::-1])]  # as backward comes
+    def __init__(self, parameters: dict[str, Tensor]):
+        backwards = list(parameters.items())[::-1]  # as backward comes by
+        self.buckets = [_Bucket(dict(part)) for part in _parts(backwards)]
+        self.gradients = {name: x for bucket in self.buckets for name, x in bucket.views.items()}
         self.loss: tuple[Tensor, dist.Work] | None = None
-        for bucket in self.buckets:
-            for p in bucket.parameters:
-                p.register_post_accumulate_grad_hook(bucket.add)
 
     def announce(self, loss: Tensor) -> None:
         """Before backward."""
@@ -79,7 +78,7 @@ class Buckets:
         self.loss = message, dist.all_reduce(message, async_op=True)
 
     def mean(self) -> Tensor:
-        """After backward: that of the loss, and the parameters have those of their gradients."""
+        """After backward: that of the loss; `gradients` are the means now."""
         for bucket in self.buckets:
             bucket.finish()
         message, work = self.loss
@@ -88,14 +87,19 @@ class Buckets:
 
 
 class _Bucket:
-    def __init__(self, parameters: list[Tensor]):
-        self.parameters = parameters
-        self.message = torch.zeros(sum(p.numel() for p in parameters), device=parameters[0].device)
-        parts = self.message.split([p.numel() for p in parameters])
-        self.views = [part.view(p.shape) for part, p in zip(parts, parameters, strict=True)]
+    def __init__(self, parameters: dict[str, Tensor]):
+        self.parameters = list(parameters.values())
+        sizes = [p.numel() for p in self.parameters]
+        self.message = torch.zeros(sum(sizes), device=self.parameters[0].device)
+        self.views = {
+            name: part.view(p.shape)
+            for (name, p), part in zip(parameters.items(), self.message.split(sizes), strict=True)
+        }
         self.filled, self.work = 0, None
+        for p in self.parameters:
+            p.register_post_accumulate_grad_hook(self._add)
 
-    def add(self, parameter: Tensor) -> None:
+    def _add(self, parameter: Tensor) -> None:
         """A parameter has its gradient."""
         self.filled += 1
         if self.filled == len(self.parameters):
@@ -103,11 +107,10 @@ class _Bucket:
 
     def _send(self) -> None:
         """Those without a gradient send zeros, as another process may have one."""
-        present = [p.grad is not None for p in self.parameters]
-        if not all(present):
-            self.message.zero_()
-        pairs = [(x, p.grad) for x, p in zip(self.views, self.parameters, strict=True)]
-        torch._foreach_copy_(*zip(*(pair for pair in pairs if pair[1] is not None), strict=True))
+        self.message.zero_()
+        for view, p in zip(self.views.values(), self.parameters, strict=True):
+            if p.grad is not None:
+                view.copy_(p.grad)
         self.work = dist.all_reduce(self.message, async_op=True)
 
     def finish(self) -> None:
@@ -116,15 +119,13 @@ class _Bucket:
         self.work.wait()
         self.filled, self.work = 0, None
         self.message /= world_size()
-        for p, view in zip(self.parameters, self.views, strict=True):
-            p.grad = view.to(p.dtype)
 
 
-def _parts(parameters: list[Tensor]) -> Iterator[list[Tensor]]:
-    part: list[Tensor] = []
-    for p in parameters:
-        part.append(p)
-        if sum(x.numel() for x in part) >= BUCKET:
+def _parts(parameters: list[tuple[str, Tensor]]) -> Iterator[list[tuple[str, Tensor]]]:
+    part: list[tuple[str, Tensor]] = []
+    for named in parameters:
+        part.append(named)
+        if sum(p.numel() for _, p in part) >= BUCKET:
             yield part
             part = []
     if part:

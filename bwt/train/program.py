@@ -73,7 +73,7 @@ class Program:
         self.leaves = self.weights.leaves() if count > 1 else dict(first.model.named_parameters())
         self.buffers = _stacked([dict(x.model.named_buffers()) for x in trainers])
         many = distributed.world_size() > 1
-        trained = [x for x in self.leaves.values() if x.requires_grad]
+        trained = {name: x for name, x in self.leaves.items() if x.requires_grad}
         self.buckets = distributed.Buckets(trained) if many else None
         self.entered: Phase | None = None
         self.graphs = None
@@ -125,7 +125,9 @@ class Program:
     def _update(self, phase: Phase, loss: Tensor) -> None:
         if self.buckets:
             loss = self.buckets.mean()
-        self.weights.collect({name: leaf.grad for name, leaf in self.leaves.items()})
+            self.weights.collect(self.buckets.gradients)
+        else:
+            self.weights.collect({name: leaf.grad for name, leaf in self.leaves.items()})
         if phase.frozen:
             self.frozen.hold()
         self.optimizer.clip()

@@ -108,3 +108,39 @@ def test_streams_of_ranks_and_seeds_differ():
     assert len(draws) == len(seeds)
     alone = torch.Generator().manual_seed(3)
     assert torch.equal(distributed.stream(3, 0).get_state(), alone.get_state())
+
+
+def test_gradients_leave_in_buckets_while_backward_goes_on(monkeypatch):
+    """Of one process that speaks to itself: the first message leaves before the last gradient is
+    there, each once, and a parameter without a gradient sends zeros."""
+    monkeypatch.setattr(distributed, "BUCKET", 16)
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    sent = []
+
+    class Done:
+        def wait(self):
+            pass
+
+    def all_reduce(message, async_op):
+        sent.append((message.numel(), first.grad is not None))
+        message *= 2  # another process has the same
+        return Done()
+
+    monkeypatch.setattr(distributed.dist, "all_reduce", all_reduce)
+    first, second = (torch.randn(4, 4, requires_grad=True) for _ in range(2))
+    idle = torch.randn(3, requires_grad=True)
+    buckets = distributed.Buckets({"idle": idle, "first": first, "second": second})
+    for _ in range(2):
+        sent.clear()
+        for p in (first, second, idle):
+            p.grad = None
+        x = torch.randn(2, 4)
+        loss = (x @ first @ second).sum().view(1)
+        buckets.announce(loss)
+        loss.sum().backward()
+        assert buckets.mean().item() == pytest.approx(loss.item())
+        # The loss; the last layer while the first still waits for its gradient; the rest.
+        assert sent == [(1, False), (16, False), (16, True), (3, True)]
+        torch.testing.assert_close(buckets.gradients["first"], first.grad)
+        torch.testing.assert_close(buckets.gradients["second"], second.grad)
+        assert not bool(buckets.gradients["idle"].any())
