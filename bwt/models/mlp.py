@@ -55,11 +55,12 @@ class Block(nn.Module):
         self.norm = NORMS[options.norm](options.width)
         self.mlp = MLP(options.width, options.second_size, depth_gain(options.layers))
 
-    def forward(self, x: Tensor, positions: None = None) -> Tensor:
+    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
         return self.extend(Residual(x), positions).total()
 
-    def extend(self, stream: Residual, positions: None = None) -> Residual:
-        """All positions alike: the model has chosen them before."""
+    def extend(self, stream: Residual, positions: Tensor | None = None) -> Residual:
+        if positions is not None:
+            stream = Residual(at(stream.total(), positions))
         x, y = stream.normed(self.norm)
         return self.mlp.added_to(x, y)
 
