@@ -60,3 +60,11 @@ def test_the_check_after_the_timing_is_of_the_same_weights(bench):
     moved = [p.detach().clone() for p in call.parameters]
     assert all(torch.equal(g, h) for g, h in zip(first, call.result(), strict=True))
     assert all(torch.equal(p, q) for p, q in zip(call.parameters, moved, strict=True))
+
+
+def test_a_profile_is_a_trace_that_viewers_open(bench, tmp_path, capsys):
+    path = tmp_path / "step.json"
+    assert bench.main(["--profile", str(path), "--cases", "quick-bijection"]) == 0
+    assert "open it in ui.perfetto.dev" in capsys.readouterr().out
+    names = {event.get("name") for event in json.loads(path.read_text())["traceEvents"]}
+    assert {"bwt::attention", "aten::_fused_adamw_"} <= names
