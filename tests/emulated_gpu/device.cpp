@@ -222,17 +222,33 @@ void on_the_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   if (graph != nullptr) note(*graph, op, std::move(given), std::move(call), arguments);
 }
 
+// By way of the dispatcher's stack, as the ops without a function of their own.
+template <class... Given>
+Tensor boxed(const char* name, const char* overload, const Given&... given) {
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
+  torch::jit::Stack stack;
+  torch::jit::push(stack, given...);
+  on_the_host(op, &stack);
+  return stack.back().toTensor();
+}
+
 // Allocations take the straight way: that of the others would dominate the time of a host that
-// launches nothing.
-Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
-             std::optional<Device> device, std::optional<bool>,
-             std::optional<at::MemoryFormat> format) {
+// launches nothing. While a graph captures they are noted, as it does not keep what was in them.
+Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> dtype,
+             std::optional<at::Layout> layout, std::optional<Device> device,
+             std::optional<bool> pinned, std::optional<at::MemoryFormat> format) {
+  if (capturing != nullptr) {
+    return boxed("aten::empty", "memory_format", size, dtype, layout, device, pinned, format);
+  }
   return to_device(at::empty(size, at::TensorOptions().dtype(dtype), format), indexed(device));
 }
 
 Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride,
-                     std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
-                     std::optional<Device> device, std::optional<bool>) {
+                     std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+                     std::optional<Device> device, std::optional<bool> pinned) {
+  if (capturing != nullptr) {
+    return boxed("aten::empty_strided", "", size, stride, dtype, layout, device, pinned);
+  }
   return to_device(at::empty_strided(size, stride, at::TensorOptions().dtype(dtype)),
                    indexed(device));
 }
