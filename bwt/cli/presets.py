@@ -1,10 +1,14 @@
-"""Which preset is taken when none is named."""
+"""Which preset is taken when none is named, and whether a GPU is."""
 
 import torch
 
 
+def takes_gpu(device: str = "auto") -> bool:
+    return device != "cpu" and torch.cuda.is_available()
+
+
 def default_preset(device: str = "auto") -> str:
-    return "paper" if device != "cpu" and torch.cuda.is_available() else "quick"
+    return "paper" if takes_gpu(device) else "quick"
 
 
 def why_preset(given: str | None, device: str = "auto") -> str:

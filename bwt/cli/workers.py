@@ -4,8 +4,7 @@
 import argparse
 import sys
 
-import torch
-
+from bwt.cli.presets import takes_gpu
 from bwt.sweep.processes import Processes
 from bwt.sweep.stacks import MOST
 from bwt.sweep.sweep import Sweep, status_line
@@ -39,9 +38,7 @@ def _stack(text: str) -> int:
 def stack_size(arguments: argparse.Namespace) -> int:
     if arguments.stack:
         return arguments.stack
-    device = one_device(arguments)
-    gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
-    return MOST if gpu else 1
+    return MOST if takes_gpu(one_device(arguments)) else 1
 
 
 def workers(arguments: argparse.Namespace) -> Workers:

@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from bwt.train.weights import copy_or_zero
+
 # Odd, so that no two ranks agree in the lowest 32 bits, which are all that the CPU's generator
 # takes of a seed; large, so that the streams of seeds 0, 1, 2 ... do not meet.
 STREAM_STEP = 0x9E3779B97F4A7C15
@@ -107,10 +109,11 @@ class _Bucket:
 
     def _send(self) -> None:
         """Those without a gradient send zeros, as another process may have one."""
-        self.message.zero_()
-        for view, p in zip(self.views.values(), self.parameters, strict=True):
-            if p.grad is not None:
-                view.copy_(p.grad)
+        gradients = [p.grad for p in self.parameters]
+        if any(g is not None for g in gradients):
+            copy_or_zero(list(self.views.values()), gradients)
+        else:
+            self.message.zero_()
         self.work = dist.all_reduce(self.message, async_op=True)
 
     def finish(self) -> None:

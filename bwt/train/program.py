@@ -42,8 +42,6 @@ def losses_of(logits: Tensor, batch: Batch, targets: str, models: int = 1) -> Te
 
 def joined(batches: Sequence[Batch]) -> Batch:
     """One batch of all their sequences."""
-    if len(batches) == 1:
-        return batches[0]
     tokens, targets = (torch.cat([getattr(x, n) for x in batches]) for n in ("tokens", "targets"))
     features = None
     if batches[0].features is not None:
@@ -70,8 +68,11 @@ class Program:
         self.timetable.fill_shares(self.averaged.share)
         self.losses = torch.zeros(count, steps, device=self.device)
         self.loss_sum = torch.zeros(count, device=self.device)  # since the last log line
-        self.leaves = self.weights.leaves() if count > 1 else dict(first.model.named_parameters())
-        self.buffers = _stacked([dict(x.model.named_buffers()) for x in trainers])
+        if count == 1:
+            self.leaves = dict(first.model.named_parameters())
+        else:
+            self.leaves = self.weights.leaves()
+            self.buffers = _stacked([dict(x.model.named_buffers()) for x in trainers])
         many = distributed.world_size() > 1
         trained = {name: x for name, x in self.leaves.items() if x.requires_grad}
         self.buckets = distributed.Buckets(trained) if many else None
@@ -101,8 +102,7 @@ class Program:
                 trainer.loss_count += 1
 
     def phase(self, step: int) -> Phase:
-        tasks = len(self.trainers[0].easier)
-        easier = step % tasks if step < self.config.curriculum_steps else None
+        easier = self.trainers[0].easier_at(step)
         return Phase(easier, self.frozen.applies(step), self.averaged.applies(step))
 
     def go_to(self, step: int) -> None:
@@ -113,7 +113,7 @@ class Program:
     def run(self, phase: Phase) -> None:
         """What happens on the device."""
         self.weights.refresh()
-        loss, added = self._losses(phase)
+        loss, added = self._losses()
         for leaf in self.leaves.values():
             leaf.grad = None
         if self.buckets:
@@ -140,13 +140,12 @@ class Program:
         self.losses.index_copy_(1, self.timetable.step, loss[:, None])
         self.timetable.step += 1
 
-    def _losses(self, phase: Phase) -> tuple[Tensor, Tensor | None]:
+    def _losses(self) -> tuple[Tensor, Tensor | None]:
         """[M]: the cross-entropies, which are what is logged; and what is minimised beside them, if
         anything."""
         if len(self.trainers) == 1:
             return self.trainers[0].losses(self.trainers[0].sample())
-        tasks = self.trainers[0].easier
-        task = self.trainers[0].task if phase.easier is None else tasks[phase.easier]
+        task = self.trainers[0].task_at(self.taken)
         batch = joined([x.draw(task) for x in self.trainers])
         if self.config.targets == "posterior":  # of all models at once
             batch = batch._replace(posterior=task.posterior(batch, check=False))

@@ -1,6 +1,6 @@
 """Starting a run, and continuing one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,7 @@ def train(
                 say(statement(trainer.task, trainer.model.num_parameters))
                 write_json(run.path / "config.json", config.to_json())
                 write_json(run.path / "environment.json", environment.collect())
-            return _run(trainer)
+            return run_all([trainer])[0]
 
 
 def start_or_restore(trainer: Trainer, **circumstances: Any) -> None:
@@ -78,15 +78,25 @@ def start_or_restore(trainer: Trainer, **circumstances: Any) -> None:
         write_json(run.path / "environment.json", {**environment.collect(), **circumstances})
 
 
+def open_again(out: str | Path) -> tuple[RunDirectory, TrainConfig]:
+    """A run to be continued, or begun.
+
+    Raises:
+        RunError: it is none, or it has diverged.
+    """
+    run = RunDirectory.open(out)
+    config, _ = read_config(run)
+    if run.divergence:
+        raise RunError(f"{run.path} {run.divergence_in_words()}; to resume it would repeat that")
+    return run, config
+
+
 def resume(
     out: str | Path, *, say: Callable[[str], None] = lambda text: None, quiet: bool = False
 ) -> Result:
     """Continues a run from its last saved step, as if it had never stopped; from its beginning, if
     none was saved yet."""
-    run = RunDirectory.open(out)
-    config, _ = read_config(run)
-    if run.divergence:
-        raise RunError(f"{run.path} {run.divergence_in_words()}; to resume it would repeat that")
+    run, config = open_again(out)
     prepare(config)
     device = local_device(config.device)
     with distributed.joined(device), _alone(run):
@@ -94,7 +104,7 @@ def resume(
         start_or_restore(trainer)
         if trainer.main:
             say(f"resuming {run.path} at step {trainer.step} of {trainer.last}")
-        return _run(trainer)
+        return run_all([trainer])[0]
 
 
 @contextmanager
@@ -105,7 +115,8 @@ def _alone(run: RunDirectory):
         yield
 
 
-def _run(trainer: Trainer) -> Result:
+def run_all(trainers: Sequence[Trainer]) -> list[Result]:
+    """Of one program, until they end or somebody interrupts them."""
     caught: list[int] = []
     with catch_signals(caught):
-        return loop([trainer], caught)[0]
+        return loop(trainers, caught)

@@ -15,12 +15,9 @@ from bwt.runs.config import TrainConfig
 from bwt.runs.device import local_device
 from bwt.runs.directory import RunDirectory
 from bwt.runs.files import RunError
-from bwt.runs.loading import read_config
 from bwt.train import distributed
-from bwt.train.loop import loop
 from bwt.train.program import Program
-from bwt.train.run import prepare, start_or_restore
-from bwt.train.signals import catch_signals
+from bwt.train.run import open_again, prepare, run_all, start_or_restore
 from bwt.train.trainer import Result, Trainer
 
 # What may differ between runs of a stack.
@@ -60,12 +57,11 @@ def resume_together(
     Raises:
         RunError: they cannot be stacked; it says why.
     """
-    runs = [RunDirectory.open(out) for out in outs]
-    configs = [read_config(run)[0] for run in runs]
+    runs, configs = zip(*(open_again(out) for out in outs), strict=True)
     _check(runs, configs)
     prepare(configs[0])
     device = local_device(configs[0].device)
-    with distributed.joined(device), ExitStack() as locks:
+    with ExitStack() as locks:
         for run in runs:
             locks.enter_context(run.locked())
         trainers = [
@@ -76,9 +72,7 @@ def resume_together(
         for trainer in trainers:
             start_or_restore(trainer, stacked=len(trainers))
         say(f"{len(trainers)} runs together, from step {trainers[0].step} of {trainers[0].last}")
-        caught: list[int] = []
-        with catch_signals(caught):
-            return loop(trainers, caught)
+        return run_all(trainers)
 
 
 def _named(say: Callable[[str], None], run: RunDirectory) -> Callable[[str], None]:
@@ -91,8 +85,6 @@ def _check(runs: Sequence[RunDirectory], configs: Sequence[TrainConfig]) -> None
     for run, config in zip(runs, configs, strict=True):
         if reason := why_not_stacked(config):
             raise RunError(f"{run.path} cannot be trained with others: {reason}")
-        if run.divergence:
-            raise RunError(f"{run.path} {run.divergence_in_words()}; to resume would repeat that")
         for name, value in alike(config).items():
             if value != alike(configs[0])[name]:
                 raise RunError(

@@ -2,8 +2,8 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -96,10 +96,16 @@ class Trainer:
 
     def sample(self) -> Batch:
         """This process's part of a step."""
-        task = self.task
-        if self.step < self.config.curriculum_steps:
-            task = self.easier[self.step % len(self.easier)]
-        return self.draw(task, posterior=self.config.targets == "posterior")
+        return self.draw(self.task_at(self.step), posterior=self.config.targets == "posterior")
+
+    def easier_at(self, step: int) -> int | None:
+        """Which task of the curriculum, if it lasts so long."""
+        return step % len(self.easier) if step < self.config.curriculum_steps else None
+
+    def task_at(self, step: int) -> Task:
+        """What the step-th update (from 0) learns from."""
+        easier = self.easier_at(step)
+        return self.task if easier is None else self.easier[easier]
 
     def draw(self, task: Task, *, posterior: bool = False) -> Batch:
         return task.sample(
@@ -126,19 +132,13 @@ class Trainer:
         self.program.step()
         return stop
 
-    @contextmanager
-    def best_weights(self) -> Iterator[None]:
-        """Inside, the model has the weights that are evaluated, in float32."""
-        program = self.program
-        source = program.averaged.best(self.step)
-        with program.weights.pointing(self.model, self.row, source):
-            yield
-
     def evaluate(self) -> Evaluation | None:
         """None if what the model predicts is not finite."""
+        program = self.program
+        best = program.averaged.best(self.step)
         self.model.eval()
         try:
-            with self.best_weights():
+            with program.weights.pointing(self.model, self.row, best):
                 return evaluate.evaluate(
                     predictor(self.model),
                     self.task,

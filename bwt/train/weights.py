@@ -103,9 +103,9 @@ class Weights:
         self.master = torch.zeros(shape, device=device)
         self.gradient = torch.zeros(len(models), self.layout.trained.stop, device=device)
         self.gradients = self.layout.views(self.gradient, self.layout.trained_names)
-        self.used = (
-            self.master if dtype == torch.float32 else torch.zeros_like(self.master).to(dtype)
-        )
+        self.used = self.master
+        if dtype != torch.float32:
+            self.used = torch.zeros_like(self.master, dtype=dtype)
         for row, model in enumerate(models):
             places = self.layout.views(self.master[row])
             with torch.no_grad():
@@ -145,11 +145,13 @@ class Weights:
     def collect(self, gradients: dict[str, Tensor | None]) -> None:
         """Gradients [M, *shape] or, of a single model, [*shape] into the rows of `gradient`; zeros
         where there is none."""
-        wanted = self.gradients
-        present = [name for name in wanted if gradients[name] is not None]
-        torch._foreach_copy_(
-            [wanted[name] for name in present],
-            [gradients[name].view_as(wanted[name]) for name in present],
-        )
-        for name in wanted.keys() - set(present):
-            wanted[name].zero_()
+        copy_or_zero(list(self.gradients.values()), [gradients[name] for name in self.gradients])
+
+
+def copy_or_zero(views: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
+    """Gradients, of which at least one is there, to their places; zeros where there is none."""
+    present = [(x, g) for x, g in zip(views, gradients, strict=True) if g is not None]
+    torch._foreach_copy_([x for x, _ in present], [g.view_as(x) for x, g in present])
+    for x, g in zip(views, gradients, strict=True):
+        if g is None:
+            x.zero_()

@@ -6,12 +6,12 @@ import signal
 
 import pytest
 import torch
+from prepared_runs import prepared
 from same_runs import same_files
 
 from bwt import train
 from bwt.runs.config import TrainConfig
 from bwt.runs.directory import RunDirectory
-from bwt.runs.files import write_json
 from bwt.train import graphs, program
 
 pytestmark = pytest.mark.gpu
@@ -65,17 +65,15 @@ def test_a_run_with_graphs_is_the_run_without(variant, tmp_path):
 
 
 def test_runs_in_a_stack_are_those_without_graphs(tmp_path):
-    folders = {}
+    found = {}
     for graph in ("on", "off"):
-        outs = []
-        for seed in (0, 1):
-            run = RunDirectory.create(tmp_path / f"{graph}{seed}")
-            config = dataclasses.replace(BASE, seed=seed, lr=1e-3 * (1 + seed), graph=graph)
-            write_json(run.path / "config.json", config.to_json())
-            outs.append(run.path)
-        folders[graph] = [x.run for x in train.resume_together(outs)]
-    for one, two in zip(folders["on"], folders["off"], strict=True):
-        same_files(one, two)
+        configs = [
+            dataclasses.replace(BASE, seed=seed, lr=1e-3 * (1 + seed), graph=graph)
+            for seed in (0, 1)
+        ]
+        found[graph] = train.resume_together(prepared(tmp_path / graph, configs))
+    for one, two in zip(found["on"], found["off"], strict=True):
+        same_files(one.run, two.run)
 
 
 def trainer_of(config, folder):

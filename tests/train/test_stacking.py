@@ -11,6 +11,7 @@ import signal
 import pytest
 import torch
 from bwt.kernels import configs
+from prepared_runs import prepared
 from same_runs import losses, same_files
 from tolerances import training_error
 
@@ -19,7 +20,7 @@ from bwt.cli import main
 from bwt.runs.checkpoints import load_weights
 from bwt.runs.config import TrainConfig
 from bwt.runs.directory import RunDirectory
-from bwt.runs.files import RunError, read_json, write_json
+from bwt.runs.files import RunError, read_json
 from bwt.train.stacking import NUMBERS, TILE, why_not_stacked
 
 BASE = TrainConfig(
@@ -59,16 +60,6 @@ OWN = [
 
 def settings(**changes):
     return [dataclasses.replace(BASE, **{**changes, **own}) for own in OWN]
-
-
-def prepared(folder, found):
-    """Directories with a config.json and nothing else."""
-    outs = []
-    for index, config in enumerate(found):
-        run = RunDirectory.create(folder / f"run{index}")
-        write_json(run.path / "config.json", config.to_json())
-        outs.append(run.path)
-    return outs
 
 
 def agree(stacked, alone):
