@@ -114,7 +114,7 @@ def page(rows: list[dict[str, Any]]) -> str:
             *table(rows),
             "",
             f"Written by `python benchmarks/time_to_target.py` at commit {where.get('commit')}. "
-            "Each run and its machine: results.json.",
+            "Each run and its machine: times.json.",
             "",
         ]
     )
@@ -128,7 +128,7 @@ def main(argv: list[str] | None = None) -> int:
     add("--threads", type=int, default=1)
     add("--runs", type=Path, default=Path("runs/time-to-target"), help="continued if there")
     add("--out", type=Path, default=OUT, help="of the table")
-    add("--against", type=Path, metavar="FILE", help="results.json to compare with")
+    add("--against", type=Path, metavar="FILE", help="times.json to compare with")
     arguments = parser.parse_args(argv)
     try:
         former = read_object(arguments.against)["runs"] if arguments.against else []
@@ -142,7 +142,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     rows.sort(key=lambda row: (row["task"], row["seed"]))
     arguments.out.mkdir(parents=True, exist_ok=True)
-    write_json(arguments.out / "results.json", {"targets": TARGETS, "runs": rows})
+    write_json(arguments.out / "times.json", {"targets": TARGETS, "runs": rows})
     text = page(rows)
     write_atomically(arguments.out / "README.md", lambda file: file.write_text(text))
     print("\n".join([*table(rows), *against(rows, former)]))

@@ -66,10 +66,10 @@ def test_a_table_is_written_and_compared_with(benchmark_file, tmp_path, monkeypa
     )
     words = ["--tasks", "bijection", "--seeds", "2", "--runs", str(tmp_path / "runs")]
     assert script.main([*words, "--out", str(tmp_path / "one")]) == 0
-    document = json.loads((tmp_path / "one/results.json").read_text())
+    document = json.loads((tmp_path / "one/times.json").read_text())
     assert [x["seed"] for x in document["runs"]] == [0, 1]
     assert "| bijection | 0.1 | 0 of 2 | - | - |" in (tmp_path / "one/README.md").read_text()
-    former = str(tmp_path / "one/results.json")
+    former = str(tmp_path / "one/times.json")
     assert script.main([*words, "--out", str(tmp_path / "two"), "--against", former]) == 0
     assert script.main([*words, "--against", str(tmp_path / "none.json")]) == 2
     assert "none.json" in capsys.readouterr().err
