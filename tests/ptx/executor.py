@@ -36,6 +36,8 @@ class Executor:
         self.max_steps = max_steps
         self.steps = bind_steps(machine)
         self.counts = np.zeros(len(self.steps), np.int64)
+        self.trace: list[tuple[int, int]] = []  # where the first warp of the first batch went
+        self.watched = True
         self.groups: list[Group] = []
         self.parked: list[Group] = []  # they wait for other lanes of their warps
         self.ready: set[str] = set()
@@ -62,6 +64,7 @@ class Executor:
                 if self.groups:
                     self._run(self._next_group())
                 elif not self._release_barriers():
+                    self.watched = False
                     return
 
     def _spread(self, pc: int, mask: np.ndarray) -> None:
@@ -98,6 +101,8 @@ class Executor:
             step = self.steps[min(group.pc, len(self.steps) - 1)]
             raise PTXError(f"{error}; line {step.line}: {step.text}") from None
         self.counts[start : group.pc + finished] += _count_warps(group.mask)
+        if self.watched and group.mask[:WARP].any():
+            self.trace.append((start, group.pc + finished))
         self.stats.steps += group.pc + 1 - start
         if self.stats.steps > self.max_steps:
             line = self.steps[min(group.pc, len(self.steps) - 1)].line

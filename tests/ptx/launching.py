@@ -13,6 +13,7 @@ from .formats import number_to_bytes
 from .kernel import Kernel, initial_bytes, prepare
 from .machine import WARP, Machine
 from .memory import Memory
+from .pipes import cycles_of_a_warp
 from .program import Parameter
 from .shared import SharedMemory
 from .stats import Stats
@@ -104,7 +105,10 @@ def _run_batches(machine: Machine, rng: np.random.Generator, max_steps: int) -> 
     for step, count in zip(executor.steps, executor.counts, strict=True):
         if count:
             machine.stats.opcodes[step.key] += int(count)
+            machine.stats.pipes[step.pipe] += int(count)
+            machine.stats.operations += int(count) * step.operations
             machine.stats.instructions += int(count)
+    machine.stats.cycles_of_a_warp = cycles_of_a_warp(executor.steps, executor.trace)
 
 
 def _extents(what: str, values: Sequence[int]) -> tuple[int, int, int]:

@@ -21,6 +21,9 @@ class Stats:
 
     instructions: int = 0
     opcodes: Counter = field(default_factory=Counter)
+    pipes: Counter = field(default_factory=Counter)  # of pipes.py
+    operations: int = 0  # in floating point, of all lanes
+    cycles_of_a_warp: int = 0  # of the first one, alone on a processor
     load_requests: int = 0
     load_sectors: int = 0
     load_sectors_ideal: int = 0

@@ -11,6 +11,7 @@ from .errors import PTXError
 from .formats import scalar
 from .machine import Machine
 from .ops_compare import read_predicate
+from .pipes import operations_of, pipe_of
 from .program import SPECIAL_REGISTERS, Address, Immediate, Instruction, Pair, Register, Vector
 from .registry import bind
 
@@ -40,6 +41,8 @@ class Step:
         self.line = instruction.line
         self.text = instruction.text
         self.key = counter_key(instruction)
+        self.pipe = pipe_of(instruction)
+        self.operations = operations_of(instruction)
         self.run: Callable | None = None
         self.finish: Callable | None = None
         self.special = ""
