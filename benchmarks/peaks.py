@@ -1,50 +1,22 @@
-"""What a GPU can do at most, to hold times against: by its name, or measured.
-
-Figures are dense ones (without sparsity) at the boost clock, in bytes and operations per second; a
-multiply-add counts as two. `tensor` is of 16-bit operands summed in float32.
-"""
+"""What a GPU can do at most, to hold times against: by its name, or measured."""
 
 import re
-from typing import NamedTuple
 
 import torch
+from bwt.kernels.gpus import GPUS, Peak, tera
 from timing import Call
 
-
-class Peak(NamedTuple):
-    bandwidth: float
-    tensor: float
-    tf32: float
-    fp32: float  # multiply-adds, no tensor cores
-    fp64: float
-    source: str
-
-    def arithmetic(self, dtype: str) -> float:
-        """bwt computes float32 exactly, unless it is told otherwise."""
-        names = {"float16": "tensor", "bfloat16": "tensor", "float64": "fp64"}
-        return getattr(self, names.get(dtype, "fp32"))
-
-
-def _tera(bandwidth, tensor, tf32, fp32, fp64, source) -> Peak:
-    return Peak(*(1e12 * x for x in (bandwidth, tensor, tf32, fp32, fp64)), source)
-
-
-A100, H100 = "A100 datasheet", "H100 datasheet, half of sparse"
-B200, ADA = "Blackwell brief, half of sparse", "Ada whitepaper"
+A100 = GPUS["A100"].peak
 TABLE: list[tuple[str, Peak]] = [
-    # NVIDIA A100 Tensor Core GPU datasheet: 312 and 156 dense, memory by form.
-    (r"A100.*SXM.*80GB", _tera(2.039, 312, 156, 19.5, 9.7, A100)),
-    (r"A100.*80GB", _tera(1.935, 312, 156, 19.5, 9.7, A100)),
-    (r"A100", _tera(1.555, 312, 156, 19.5, 9.7, A100)),
-    # NVIDIA H100 Tensor Core GPU datasheet: SXM 1,979 and 989 with sparsity, PCIe 1,513 and 756;
-    # dense is half of that.
-    (r"H100 PCIe", _tera(2.0, 756, 378, 51, 26, H100)),
-    (r"\bH100 80GB HBM3", _tera(3.35, 989, 494, 67, 34, H100)),
-    # NVIDIA Blackwell architecture technical brief (2024), HGX B200: 4.5 and 2.2 P with sparsity;
-    # other papers have 75 and 37 for fp32 and fp64 and 7.7 TB/s.
-    (r"\bB200", _tera(8.0, 2250, 1100, 80, 40, B200)),
-    # NVIDIA Ada GPU architecture whitepaper, appendix A: 16 bits summed in float32.
-    (r"RTX 4090(?! D| Laptop)", _tera(1.008, 165.2, 82.6, 82.6, 1.29, ADA)),
+    # The same chip with other memories.
+    (r"A100.*SXM.*80GB", A100),
+    (r"A100.*80GB", A100._replace(bandwidth=1.935e12)),
+    (r"A100", A100._replace(bandwidth=1.555e12)),
+    # The datasheet of the H100 has 1,513 and 756 with sparsity for this form.
+    (r"H100 PCIe", tera(2.0, 756, 378, 51, 26, GPUS["H100"].peak.source)),
+    (r"\bH100 80GB HBM3", GPUS["H100"].peak),
+    (r"\bB200", GPUS["B200"].peak),
+    (r"RTX 4090(?! D| Laptop)", GPUS["RTX 4090"].peak),
 ]
 
 

@@ -137,6 +137,7 @@ def nvidia_resources(cubin: bytes) -> dict:
 
     return {
         "registers": int(used["REG"]),
+        "instructions": sum(opcodes.values()) - opcodes.get("NOP", 0),
         "stack": int(used["STACK"]),
         "spills": count(r"(STL|LDL)\b"),
         "tensor_core": count(TENSOR_CORE),

@@ -74,3 +74,35 @@ def test_bench_outside_a_checkout(checkout, capsys, monkeypatch):
     monkeypatch.setattr(bench.bwt, "__file__", str(checkout / "site-packages/bwt/__init__.py"))
     assert main(["bench"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_rooflines_as_rows(capsys):
+    assert main(["kernels", "hmm_filter", "--roofline", "--gpu", "h100", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["gpu"] for row in rows} == {"H100"} and {row["op"] for row in rows} == {
+        "hmm_filter"
+    }
+    for row in rows:
+        assert row["microseconds"] > 0 and 0 < row["share"] <= 1 and row["limiter"]
+
+
+def test_rooflines_as_tables(capsys):
+    assert main(["kernels", "--roofline"]) == 0
+    text = capsys.readouterr().out
+    first, *lines = text.splitlines()
+    assert "Predicted" in first and "no GPU" in first
+    for gpu in ("A100", "H100", "B200", "RTX 4090"):
+        assert any(line.startswith(f"{gpu}: ") for line in lines)
+    assert sum("selective_scan backward" in line for line in lines) >= 4
+
+
+@pytest.mark.parametrize(
+    "words, complaint",
+    [
+        (["--gpu", "A100"], "--gpu needs --roofline"),
+        (["gelu", "--roofline"], "no kernel of 'gelu' was counted; choose from attention"),
+    ],
+)
+def test_rooflines_refuse(words, complaint, capsys):
+    assert main(["kernels", *words]) == 2
+    assert complaint in capsys.readouterr().err

@@ -180,7 +180,7 @@ def launch_key(one, arch) -> str:
     return repr((one.kernel.__name__, arch, aot.signature(one), one.config))
 
 
-def execute(record: dict, one, seed: int = 0) -> Stats:
+def execute(record: dict, one, seed: int = 0, timed: bool = False) -> Stats:
     """Run the PTX of a launch, warps in an order drawn from `seed`; it writes to its tensors."""
     memory, mapped = Memory(), {}
 
@@ -201,6 +201,7 @@ def execute(record: dict, one, seed: int = 0) -> Stats:
             block=(32 * record["num_warps"], 1, 1),
             shared_bytes=record["shared"],
             seed=seed,
+            timed=timed,
         )
 
 

@@ -29,15 +29,16 @@ class Group:
 
 
 class Executor:
-    def __init__(self, machine: Machine, rng: np.random.Generator, max_steps: int):
+    def __init__(self, machine: Machine, rng: np.random.Generator, max_steps: int, timed: bool):
         self.machine = machine
         self.stats = machine.stats
         self.rng = rng
         self.max_steps = max_steps
         self.steps = bind_steps(machine)
         self.counts = np.zeros(len(self.steps), np.int64)
-        self.trace: list[tuple[int, int]] = []  # where the first warp of the first batch went
-        self.watched = True
+        self.timed = timed
+        self.stretches: list[tuple[int, int, np.ndarray]] = []  # of this batch, and whose warps
+        self.longest: list[tuple[int, int]] = []  # those of the warp with most instructions
         self.groups: list[Group] = []
         self.parked: list[Group] = []  # they wait for other lanes of their warps
         self.ready: set[str] = set()
@@ -64,8 +65,17 @@ class Executor:
                 if self.groups:
                     self._run(self._next_group())
                 elif not self._release_barriers():
-                    self.watched = False
-                    return
+                    break
+        if self.timed:
+            self._keep_longest()
+
+    def _keep_longest(self) -> None:
+        sizes = np.array([end - first for first, end, _ in self.stretches])
+        taken = np.stack([warps for _, _, warps in self.stretches], axis=1)  # [warps, stretches]
+        warp = int((taken @ sizes).argmax())
+        if (taken[warp] @ sizes) > sum(end - first for first, end in self.longest):
+            self.longest = [(first, end) for first, end, warps in self.stretches if warps[warp]]
+        self.stretches.clear()
 
     def _spread(self, pc: int, mask: np.ndarray) -> None:
         """Let some warps go ahead and the others follow."""
@@ -100,9 +110,10 @@ class Executor:
         except PTXError as error:
             step = self.steps[min(group.pc, len(self.steps) - 1)]
             raise PTXError(f"{error}; line {step.line}: {step.text}") from None
-        self.counts[start : group.pc + finished] += _count_warps(group.mask)
-        if self.watched and group.mask[:WARP].any():
-            self.trace.append((start, group.pc + finished))
+        warps = group.mask.reshape(-1, WARP).any(axis=1)
+        self.counts[start : group.pc + finished] += np.count_nonzero(warps)
+        if self.timed:
+            self.stretches.append((start, group.pc + finished, warps))
         self.stats.steps += group.pc + 1 - start
         if self.stats.steps > self.max_steps:
             line = self.steps[min(group.pc, len(self.steps) - 1)].line

@@ -64,12 +64,14 @@ def launch(
     seed: int = 0,
     strict: bool = True,
     max_steps: int = 5_000_000,
+    timed: bool = False,
 ) -> Stats:
     """Run a kernel of `ptx_text` and return what it did.
 
     `kernel` is the name of the entry or a part of it, `shared_bytes` the dynamic shared memory,
     `seed` decides the order of blocks and warps. With strict=False races in shared memory are
-    listed in `stats.races` instead of raised.
+    listed in `stats.races` instead of raised. With timed=True the cycles of a warp are
+    counted, too.
     """
     prepared = prepare(ptx_text, kernel)
     layout = _layout(_extents("grid", grid), _extents("block", block), shared_bytes)
@@ -84,15 +86,15 @@ def launch(
     symbols = prepared.shared_offsets | mapped
     try:
         machine = Machine(prepared, layout, mem, shared, symbols, parameters)
-        _run_batches(machine, np.random.default_rng(seed), max_steps)
+        _run_batches(machine, np.random.default_rng(seed), max_steps, timed)
     finally:
         for address in mapped.values():
             mem.discard(address)
     return stats
 
 
-def _run_batches(machine: Machine, rng: np.random.Generator, max_steps: int) -> None:
-    executor = Executor(machine, rng, max_steps)
+def _run_batches(machine: Machine, rng: np.random.Generator, max_steps: int, timed: bool) -> None:
+    executor = Executor(machine, rng, max_steps, timed)
     width, height, depth = machine.layout.grid
     order = rng.permutation(width * height * depth)
     for start in range(0, order.size, machine.layout.blocks):
@@ -106,9 +108,11 @@ def _run_batches(machine: Machine, rng: np.random.Generator, max_steps: int) -> 
         if count:
             machine.stats.opcodes[step.key] += int(count)
             machine.stats.pipes[step.pipe] += int(count)
-            machine.stats.operations += int(count) * step.operations
+            machine.stats.operations[step.pipe] += int(count) * step.operations
             machine.stats.instructions += int(count)
-    machine.stats.cycles_of_a_warp = cycles_of_a_warp(executor.steps, executor.trace)
+    machine.stats.program = len(executor.steps)
+    if timed:
+        machine.stats.cycles_of_a_warp = cycles_of_a_warp(executor.steps, executor.longest)
 
 
 def _extents(what: str, values: Sequence[int]) -> tuple[int, int, int]:

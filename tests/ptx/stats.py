@@ -20,10 +20,11 @@ class Stats:
     """
 
     instructions: int = 0
+    program: int = 0  # instructions in the text of the kernel
     opcodes: Counter = field(default_factory=Counter)
     pipes: Counter = field(default_factory=Counter)  # of pipes.py
-    operations: int = 0  # in floating point, of all lanes
-    cycles_of_a_warp: int = 0  # of the first one, alone on a processor
+    operations: Counter = field(default_factory=Counter)  # in floating point, by pipe
+    cycles_of_a_warp: int = 0  # of the longest, alone on a processor, if timed
     load_requests: int = 0
     load_sectors: int = 0
     load_sectors_ideal: int = 0

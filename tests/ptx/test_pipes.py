@@ -25,7 +25,8 @@ ld.global.f32 %f1, [%rd1];
 def run(body: str, warps: int = 1):
     memory, x = Memory(), np.ones(64, np.float32)
     text = HEAD + body + "\nret;\n}\n"
-    return launch(text, memory, [memory.add(x)], grid=(1, 1, 1), block=(32 * warps, 1, 1))
+    sizes = {"grid": (1, 1, 1), "block": (32 * warps, 1, 1)}
+    return launch(text, memory, [memory.add(x)], **sizes, timed=True)
 
 
 def chain(n: int) -> str:
@@ -35,7 +36,7 @@ def chain(n: int) -> str:
 def test_instructions_are_counted_by_the_part_that_executes_them():
     stats = run("fma.rn.f32 %f2, %f1, %f1, %f1;\nex2.approx.f32 %f3, %f2;\n", warps=2)
     assert stats.pipes["fp32"] == stats.pipes["special"] == stats.pipes["global"] == 2
-    assert stats.operations == 2 * 32 * (2 + 1)
+    assert stats.operations == {"fp32": 2 * 64, "special": 2 * 32, "global": 0, "control": 0}
     assert sum(stats.pipes.values()) == stats.instructions
 
 
@@ -44,7 +45,7 @@ def test_a_double_and_an_integer_have_parts_of_their_own():
         "cvt.f64.f32 %d1, %f1;\nadd.f64 %d2, %d1, %d1;\nmov.u32 %r1, 3;\nadd.u32 %r2, %r1, %r1;"
     )
     assert stats.pipes["fp64"] == 2 and stats.pipes["integer"] == 1
-    assert stats.operations == 32
+    assert stats.operations["fp64"] == 32
 
 
 @pytest.mark.parametrize("length", [1, 4, 10])
@@ -67,3 +68,10 @@ def test_a_load_ahead_hides_what_a_load_in_time_shows():
     ahead = "ld.global.f32 %f2, [%rd1+4];\nadd.f32 %f3, %f2, %f1;"
     assert run(dependent).cycles_of_a_warp > 2 * LATENCY["global"]
     assert run(ahead).cycles_of_a_warp < 2 * LATENCY["global"]
+
+
+def test_the_longest_warp_is_the_one_that_is_timed():
+    """One warp of four goes through ten links more."""
+    body = "mov.u32 %r1, %tid.x;\nshr.u32 %r2, %r1, 5;\nsetp.ne.u32 %p1, %r2, 2;\n@%p1 bra END;\n"
+    assert run(body + chain(10) + "\nEND:", warps=4).cycles_of_a_warp > 10 * LATENCY["fp32"]
+    assert run(body + chain(10) + "\nEND:", warps=2).cycles_of_a_warp < 10 * LATENCY["fp32"]

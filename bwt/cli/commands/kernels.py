@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import bwt
+from bwt.kernels import roofline
+from bwt.kernels.gpus import GPUS
 from bwt.ops import _dispatch
 from bwt.runs.files import read_json
 
@@ -19,9 +21,28 @@ def add_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
     parser.add_argument("op", metavar="OP", nargs="*", help="of these ops (default: all)")
     text = "where `python -m bwt.kernels.aot --out DIR` has written: says what it has compiled"
     parser.add_argument("--aot", metavar="DIR", help=text)
+    roofline = parser.add_argument_group("how fast they should be (predicted, no GPU was used)")
+    text = (
+        "for each kernel: bytes against the ideal, operations, predicted time, and what limits it"
+    )
+    roofline.add_argument("--roofline", action="store_true", help=text)
+    text = f"only on this one: {', '.join(GPUS)}; may be given again (default: all)"
+    roofline.add_argument("--gpu", action="append", type=_gpu, metavar="NAME", help=text)
+
+
+def _gpu(name: str) -> str:
+    """The one that a name ends with, as "4090" does."""
+    found = [gpu for gpu in GPUS if name and gpu.lower().endswith(name.lower())]
+    if not found:
+        raise argparse.ArgumentTypeError(f"no GPU {name!r}; choose from {', '.join(GPUS)}")
+    return found[0]
 
 
 def run(arguments: argparse.Namespace) -> None:
+    if arguments.roofline:
+        return predict(arguments)
+    if arguments.gpu:
+        raise ValueError("kernels: --gpu needs --roofline")
     rows = collect(Path(arguments.aot) if arguments.aot else None)
     known = sorted({row["op"] for row in rows})
     for op in arguments.op:
@@ -29,6 +50,18 @@ def run(arguments: argparse.Namespace) -> None:
             raise ValueError(f"kernels: no op {op!r}; choose from {', '.join(known)}")
     rows = [row for row in rows if not arguments.op or row["op"] in arguments.op]
     print(json.dumps(rows) if arguments.json else render(rows))
+
+
+def predict(arguments: argparse.Namespace) -> None:
+    known = sorted({work.op for work in roofline.counted()})
+    for op in arguments.op:
+        if op not in known:
+            raise ValueError(
+                f"kernels: no kernel of {op!r} was counted; choose from {', '.join(known)}"
+            )
+    gpus = arguments.gpu or list(GPUS)
+    rows = [row for gpu in gpus for row in roofline.rows(gpu, arguments.op)]
+    print(json.dumps(rows) if arguments.json else roofline.render(rows))
 
 
 def collect(compiled: Path | None = None) -> list[dict[str, Any]]:

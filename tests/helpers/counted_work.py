@@ -1,0 +1,186 @@
+"""The work of kernels at the shapes people use, counted by executing their code.
+
+    python -P tests/helpers/counted_work.py            prints what has changed
+    python -P tests/helpers/counted_work.py --write    writes kernels/counted_work.json
+
+A few sequences of a batch are executed and stand for all: blocks of different sequences do the same
+work. Tensors hold numbers in (0.05, 1) and the symbols 0 to 3; no sequence is marked as delicate.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import NamedTuple
+
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
+
+import torch  # noqa: E402
+from ptx import Stats  # noqa: E402
+
+ARCH = "sm_80"  # whose code the executor knows, and the other GPUs run too
+ATTENTION = {"causal": True, "captured": True}
+
+
+class Case(NamedTuple):
+    op: str
+    shape: str
+    mode: str
+    example: dict  # arguments of example_launches
+    executed: dict  # sizes of the part that is executed
+    quick: bool = False  # counted again by every test run
+
+    @property
+    def name(self) -> str:
+        return f"{self.op}-{self.shape.replace(' ', '-')}-{self.mode}"
+
+
+def attention(shape: str, mode: str, length: int, *, batch=64, heads=6, size=32, **options) -> Case:
+    example = {"queries": length, "keys": length, "batch": batch, "heads": heads}
+    quick = options.pop("quick", False)
+    example |= {"head_size": size} | ATTENTION | options
+    return Case("attention", shape, mode, example, {"batch": 1, "heads": 2}, quick)
+
+
+def hmm_filter(batch: int, steps: int, executed: int = 16) -> Case:
+    example = {"batch": batch, "steps": steps, "states": 5, "symbols": 5, "lengths": False}
+    shape = f"B={batch} T={steps} S=5"
+    return Case("hmm_filter", shape, "fp32", example, {"batch": executed}, quick=steps < 100)
+
+
+def selective_scan(mode: str) -> Case:
+    example = {"batch": 64, "steps": 93, "channels": 512, "states": 16}
+    return Case(
+        "selective_scan", "B=64 L=93 E=512 N=16", mode, example, {"batch": 1}, quick=mode == "fp32"
+    )
+
+
+# The paper's bijection (T = 37) and HMM (T = 93), and long sequences.
+CASES = (
+    attention("B=64 H=6 T=37 D=32", "fp32", 37),
+    attention("B=64 H=6 T=37 D=32", "bf16", 37, quick=True),
+    attention("B=64 H=6 T=37 D=32, nothing captured", "bf16", 37, captured=False),
+    attention("B=64 H=8 T=93 D=32", "fp32", 93, heads=8),
+    attention("B=64 H=8 T=93 D=32", "bf16", 93, heads=8),
+    attention("B=8 H=8 T=512 D=64", "bf16", 512, batch=8, heads=8, size=64, quick=True),
+    hmm_filter(64, 50),
+    hmm_filter(4096, 50),
+    hmm_filter(64, 512),
+    selective_scan("fp32"),
+    selective_scan("bf16"),
+)
+
+
+def count(case: Case, folder: str) -> list[dict]:
+    """An entry for each launch of a call, as kernels/roofline.py reads it."""
+    import triton_aot
+    from bwt.kernels import aot
+
+    module = import_module(f"bwt.kernels.{case.op}")
+    whole = module.example_launches(mode=case.mode, arch=ARCH, **case.example)
+    few = module.example_launches(
+        mode=case.mode, arch=ARCH, **case.example | case.executed | _way(module, case)
+    )
+    entries = []
+    for name, launch in few.items():
+        record = aot.build(name, launch, ARCH, folder)
+        stats = triton_aot.execute(record, with_memory(launch), timed=True)
+        entries.append(
+            _entry(case, name, whole[name], whole[name].grid / launch.grid, record, stats)
+        )
+    return entries
+
+
+def _way(module, case: Case) -> dict:
+    """A call of few sequences goes the way of the whole one."""
+    if case.op != "hmm_filter":
+        return {}
+    sizes = (case.example[name] for name in ("batch", "steps", "states"))
+    return {"path": module.plan(*sizes, own_transition=True).path}
+
+
+def with_memory(launch):
+    arguments = {}
+    for name, value in launch.arguments.items():
+        if isinstance(value, torch.Tensor):
+            real = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+            symbols = 1 if name == "delicate" else 4
+            value = real.uniform_(0.05, 1.0) if real.is_floating_point() else real.random_(symbols)
+        arguments[name] = value
+    return launch._replace(arguments=arguments)
+
+
+def _entry(case: Case, name: str, launch, times: float, record: dict, stats: Stats) -> dict:
+    tensors = [x for x in launch.arguments.values() if isinstance(x, torch.Tensor)]
+    return {
+        "op": case.op,
+        "kernel": name,
+        "shape": case.shape,
+        "mode": case.mode,
+        "grid": launch.grid,
+        "warps": record["num_warps"],
+        "registers": record["registers"],
+        "shared": record["shared"],
+        "ideal_bytes": sum(min(x.nbytes, x.untyped_storage().nbytes()) for x in tensors),
+        "load_sectors": round(times * stats.load_sectors),
+        "store_sectors": round(times * stats.store_sectors),
+        "wavefronts": round(times * stats.shared_wavefronts),
+        "instructions": round(times * stats.instructions),
+        "machine_ratio": round(record["instructions"] / stats.program, 3),
+        "pipes": {key: round(times * n) for key, n in sorted(stats.pipes.items())},
+        "operations": {key: round(times * n) for key, n in sorted(stats.operations.items()) if n},
+        "warp_cycles": stats.cycles_of_a_warp,
+    }
+
+
+GROWTH = ("load_sectors", "store_sectors", "wavefronts", "instructions", "registers", "warp_cycles")
+
+
+def growth(before: dict, now: dict) -> dict[str, float]:
+    """What has become more, or less, by what factor; a processor's part that was idle is not."""
+    return {
+        name: now[name] / before[name]
+        for name in GROWTH
+        if before[name] and abs(now[name] / before[name] - 1) > 0.02
+    }
+
+
+def _place(entry: dict) -> int:
+    """In the order of CASES; launches of one stay in theirs."""
+    shapes = [(case.op, case.shape, case.mode) for case in CASES]
+    return shapes.index((entry["op"], entry["shape"], entry["mode"]))
+
+
+def versions() -> dict[str, str]:
+    return {"triton": metadata.version("triton")}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--only", default="", help="cases whose names contain this")
+    options = parser.parse_args()
+    from bwt.kernels import roofline
+
+    known, entries = {work.label: work._asdict() for work in roofline.counted()}, []
+    for case in CASES:
+        if options.only not in case.name:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            for entry in count(case, folder):
+                entries.append(entry)
+                before = known.get(roofline.Work(**entry).label)
+                change = growth(before, entry) if before else "new"
+                print(f"{case.name} {entry['kernel']}: {change or 'as before'}", flush=True)
+    if options.write:
+        fresh = {roofline.Work(**entry).label: entry for entry in entries}
+        work = (known | fresh if options.only else fresh).values()
+        document = {"versions": versions(), "work": sorted(work, key=_place)}
+        roofline.COUNTED.write_text(json.dumps(document, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
