@@ -1,6 +1,7 @@
 """The `bwt` command. A subcommand is imported only when it is called, so that --help is instant."""
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -17,17 +18,20 @@ COMMANDS = {
     "sweep": "train a grid of configurations side by side, or on a Ray cluster",
     "reproduce": "run the paper's tables and put its figures beside ours",
     "bench": "time the ops and the training of a checkout",
+    "tune": "find the fastest tiles of the kernels on this machine's GPU, and keep them",
     "kernels": "list the kernels of every op and what they have been compiled for",
     "env": "list versions, devices, and which backend serves which op (and why not)",
 }
 
 
-def build_parser(argv: Sequence[str]) -> Parser:
+def build_parser(argv: Sequence[str]) -> tuple[Parser, Parser]:
+    """That of the command line, and that of its subcommand, where one is named."""
     parser = Parser(
         prog="bwt", description="Bayesian wind tunnels: train where the exact posterior is known."
     )
     parser.add_argument("--version", action="version", version=f"bwt {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    called = parser
     for name, summary in COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=summary.capitalize() + ".")
         if name in argv[:1]:
@@ -35,14 +39,24 @@ def build_parser(argv: Sequence[str]) -> Parser:
             module.add_arguments(command, argv[1:])
             command.add_argument("--json", action="store_true", help="print one JSON document")
             command.set_defaults(run=module.run)
-    return parser
+            called = command
+    return parser, called
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
-        arguments = build_parser(argv).parse_args(argv)
-        return arguments.run(arguments) or 0
+        parser, called = build_parser(argv)
+        arguments, unknown = parser.parse_known_args(argv)
+        if unknown:
+            called.refuse(unknown)
+        code = arguments.run(arguments) or 0
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # Whoever read has seen enough (`| head`). What is still buffered must not complain either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (ValueError, RuntimeError, OSError, MemoryError) as error:
         # Torch may have more to say than a line.
         lines = str(error).strip().splitlines() or [type(error).__name__]

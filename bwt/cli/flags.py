@@ -2,6 +2,8 @@
 
 import argparse
 import dataclasses
+import difflib
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from bwt.options import kind_of
@@ -10,8 +12,22 @@ from bwt.options import kind_of
 class Parser(argparse.ArgumentParser):
     """Complains in one line; argparse would print the whole usage above it."""
 
+    # Whose option a word is that is not one here: of another task, say; empty if nobody's.
+    whose: Callable[[str], str] = staticmethod(lambda option: "")
+
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+    def refuse(self, words: Sequence[str]) -> NoReturn:
+        """Words that are no arguments here, with what may have been meant by the first."""
+        options = [word.partition("=")[0] for word in words if word.startswith("-")]
+        if not options:
+            self.error(f"unrecognized arguments: {' '.join(words)}")
+        if whose := self.whose(options[0]):
+            self.error(f"{options[0]} is an option of {whose}")
+        known = [option for option in self._option_string_actions if option.startswith("--")]
+        near = difflib.get_close_matches(options[0], known, n=1)
+        self.error(f"no option {options[0]}" + (f"; did you mean {near[0]}?" if near else ""))
 
 
 def add_fields(group: Any, cls: type, defaults: dict[str, Any]) -> None:
@@ -36,5 +52,9 @@ def add_fields(group: Any, cls: type, defaults: dict[str, Any]) -> None:
 
 def given(arguments: argparse.Namespace, cls: type) -> dict[str, Any]:
     """The fields of `cls` that were given on the command line."""
-    names = [field.name for field in dataclasses.fields(cls) if "help" in field.metadata]
-    return {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
+    return {name: getattr(arguments, name) for name in names(cls) if hasattr(arguments, name)}
+
+
+def names(cls: type) -> list[str]:
+    """The fields of `cls` that are flags."""
+    return [field.name for field in dataclasses.fields(cls) if "help" in field.metadata]

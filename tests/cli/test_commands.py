@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 
 import pytest
 from bwt.kernels import configs
@@ -106,3 +108,32 @@ def test_rooflines_as_tables(capsys):
 def test_rooflines_refuse(words, complaint, capsys):
     assert main(["kernels", *words]) == 2
     assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words, complaint",
+    [
+        ("train bijection --stepz 3", "no option --stepz; did you mean --steps?"),
+        ("train bijection --stickiness=0.9", "--stickiness is an option of the task hmm"),
+        ("train hmm --no-replacement", "--no-replacement is an option of the task bijection"),
+        ("train hmm --state 16", "--state is an option of the model mamba"),
+        ("kernels --roofine", "no option --roofine; did you mean --roofline?"),
+        ("kernels --zzzz", "no option --zzzz (see bwt kernels --help)"),
+        ("train bijection hmm", "unrecognized arguments: hmm"),
+    ],
+)
+def test_an_unknown_option_gets_a_hint(words, complaint, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(words.split())
+    said = capsys.readouterr().err
+    assert complaint in said and said.count("\n") == 1
+
+
+def test_a_reader_who_has_seen_enough_is_no_error():
+    done = subprocess.run(
+        f"{sys.executable} -P -m bwt kernels | head -n 1",
+        shell=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.count("\n") == 1 and done.stderr == ""

@@ -57,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
     if model != "transformer" and "width" not in sizes:
         title += " (without --width: as many parameters as the transformer of the preset)"
     flags.add_fields(parser.add_argument_group(title), models.options_class(model), sizes)
+    parser.whose = _whose
 
 
 def _peek(argv: Sequence[str], flag: str, choices: Sequence[str]) -> str | None:
@@ -65,6 +66,14 @@ def _peek(argv: Sequence[str], flag: str, choices: Sequence[str]) -> str | None:
         if name == flag and (value or following) in choices:
             return value or following
     return None
+
+
+def _whose(option: str) -> str:
+    """The tasks or models that have it."""
+    name = option.removeprefix("--").removeprefix("no-").replace("-", "_")
+    owners = {f"the task {task}": kind for task, kind in tasks.TASKS.items()}
+    owners |= {f"the model {model}": models.options_class(model) for model in models.MODELS}
+    return " and ".join(owner for owner, kind in owners.items() if name in flags.names(kind))
 
 
 def run(arguments: argparse.Namespace) -> int:
