@@ -150,7 +150,7 @@ def run_tests(shell: Shell, plan: Plan) -> dict[str, Any]:
 
 
 def tune(shell: Shell, plan: Plan) -> dict[str, Any]:
-    command = [PYTHON, "benchmarks/tune.py", "--quick", "--write", "--minutes", str(plan.tune)]
+    command = [PYTHON, "-m", "bwt", "tune", "--json", "--minutes", str(plan.tune)]
     _, lines = shell(command, "tune", plan.tune)
     table = document(lines)
     gains = [float(x) for x in re.findall(r"chosen: .*, ([\d.]+) times as fast", "\n".join(lines))]

@@ -1,8 +1,8 @@
 """Tile sizes, warps and stages of every kernel: a plain table, and nothing is tuned at run time.
 
 The same call therefore runs the same code on every machine of an architecture, and every entry
-can be compiled ahead of time (`python -m bwt.kernels.aot`). `benchmarks/tune.py` times candidates
-on a GPU and writes a table for that device, which goes before this one (tuned.py).
+can be compiled ahead of time (`python -m bwt.kernels.aot`). `bwt tune` times candidates on a GPU
+and keeps a table for that device, which goes before this one (tuned.py).
 """
 
 from contextlib import nullcontext

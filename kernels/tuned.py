@@ -1,17 +1,18 @@
-"""Configs found on one device: kernels/devices/<device>.json, written by benchmarks/tune.py.
+"""Configs found on one device by `bwt tune`: <device>.json in the user's cache.
 
 They go before those of the device's architecture. A device is named as its driver names it,
-without the maker: "NVIDIA A100-SXM4-80GB" is A100-SXM4-80GB.
+without the maker: "NVIDIA A100-SXM4-80GB" is A100-SXM4-80GB. The cache is ~/.cache, or where
+XDG_CACHE_HOME says.
 """
 
 import json
+import os
 import re
 from functools import cache, wraps
 from pathlib import Path
 
 from . import plans
 
-FOLDER = Path(__file__).parent / "devices"
 FIELDS = ("op", "kernel", "dtype", "size")
 used = True  # not while a table is being made
 
@@ -22,7 +23,8 @@ def slug(name: str) -> str:
 
 
 def path(device: str) -> Path:
-    return FOLDER / f"{device}.json"
+    cache_home = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+    return Path(cache_home, "bwt", "devices", f"{device}.json")
 
 
 @cache
@@ -40,8 +42,8 @@ def table(device: str) -> dict[tuple, tuple[tuple[dict[str, int], int, int], ...
         }
     except (ValueError, KeyError, TypeError) as fault:
         raise ValueError(
-            f"{path(device)} is not a table of benchmarks/tune.py ({fault!r}); "
-            "delete it or run benchmarks/tune.py again"
+            f"{path(device)} is not a table of bwt tune ({fault!r}); "
+            "delete it or run bwt tune again"
         ) from fault
 
 

@@ -2,13 +2,11 @@
 say. Runs in a process that interprets (see triton_aot.Interpreter)."""
 
 import io
-import sys
+import os
 from contextlib import ExitStack, redirect_stdout
 from importlib import import_module
 from pathlib import Path
 from unittest.mock import patch
-
-ROOT = Path(__file__).parents[2]
 
 
 def plain_call(module, function, *args, **options):
@@ -28,35 +26,38 @@ class Clock:
 
 
 def tiny():
-    """The tuner's module, with sizes that can be interpreted."""
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    tune_subjects = import_module("tune_subjects")
-    tune_subjects.FULL = tune_subjects.Sizes(64, 2, (1, 2), (70,), 4, (5,), 8)
-    return tune_subjects
+    """What can be tuned, with sizes that can be interpreted."""
+    every = import_module("bwt.tuning.subjects")
+    every.FULL = every.Sizes(64, 2, (1, 2), (70,), 4, (5,), 8)
+    return every
 
 
 def subjects(keys):
-    tune_subjects = tiny()
-    wanted = [tune_subjects.Key(*key) for key in keys]
-    return tune_subjects.subjects(wanted, "sm_80", tune_subjects.FULL)
+    every = tiny()
+    return every.subjects([every.Key(*key) for key in keys], "sm_80", every.FULL)
 
 
 def flow(keys, folder, best=2, fault=None, limit=1e9):
     """(what was said, the entries found, the text of the table, names of launches timed)."""
+    os.environ["XDG_CACHE_HOME"] = folder
     chosen = subjects(keys)
-    tune, tuned = import_module("tune"), import_module("bwt.kernels.tuned")
-    tuned.FOLDER = Path(folder)
+    search, device, tuned = modules()
     said, clock = [], Clock(best)
     call = plain_call if fault is None else FAULTS[fault]
-    machine = tune.Machine("sm_80", "cpu", call, clock)
+    machine = search.Machine("sm_80", "cpu", call, clock)
 
     def keep(entries):
-        tune.write("NVIDIA Test 1", "sm_80", entries)
+        device.write("NVIDIA Test 1", "sm_80", entries)
 
-    found = tune.tune(chosen, machine, limit=limit, say=said.append, keep=keep)
+    found = search.tune(chosen, machine, limit=limit, say=said.append, keep=keep)
     path = tuned.path("Test-1")
     entries = {tuple(key): [tuple(c) for c in configs] for key, configs in found.items()}
     return said, entries, path.read_text() if path.exists() else "", clock.launches
+
+
+def modules():
+    names = ("bwt.tuning.search", "bwt.tuning.device", "bwt.kernels.tuned")
+    return [import_module(name) for name in names]
 
 
 def wrong_with_four_warps(module, function, *args, **options):
@@ -91,39 +92,36 @@ def check_and_time_once(key, check):
     if not check:
         works = (work._replace(check=lambda call: None) for work in subject.works)
         subject = subject._replace(works=tuple(works))
-    tune, clock = import_module("tune"), Clock(1)
+    (search, _, _), clock = modules(), Clock(1)
     from bwt.kernels.configs import lookup
 
     config = lookup(*key, "sm_80")[0]
-    tune.seconds(subject, config, tune.Machine("sm_80", "cpu", plain_call, clock))
+    search.seconds(subject, config, search.Machine("sm_80", "cpu", plain_call, clock))
     return clock.launches
 
 
-def command(folder, key):
-    """(exit code, output, table) of tune.py on a machine that pretends to have a GPU."""
+def command(folder, key, *flags):
+    """(exit code, output, table) of `bwt tune` on a machine that pretends to have a GPU."""
     import torch
-    import triton_aot
-    from fake_gpu import CpuAsGpu
+
+    from bwt.cli import main
 
     tiny()
-    tune, clocks = import_module("tune"), import_module("clocks")
-    tuned, configs = (import_module(f"bwt.kernels.{name}") for name in ("tuned", "configs"))
+    search, device, _ = modules()
     op, kernel, mode, size = key
-    flags = ["--op", op, "--kernel", kernel, "--dtype", mode, "--size", str(size), "--write"]
+    words = ["tune", op, "--kernel", kernel, "--dtype", mode, "--size", str(size), *flags]
     text = io.StringIO()
+    machine = search.Machine("sm_80", "cpu", plain_call, Clock(2))
     replaced = [
         patch.object(torch.cuda, "is_available", lambda: True),
         patch.object(torch.cuda, "get_device_name", lambda index=None: "NVIDIA Test 1"),
-        patch.object(configs, "architecture", lambda device: "sm_80:Test-1"),
-        patch.object(triton_aot, "call_on_gpu", plain_call),
-        patch.object(clocks, "Gpu", CpuAsGpu),
-        patch.object(clocks, "KERNEL_SAMPLES", 1),
-        patch.object(tune, "DEVICE", "cpu"),
-        patch.object(tuned, "FOLDER", Path(folder)),
+        patch.object(device, "machine", lambda: machine),
+        patch.dict(os.environ, XDG_CACHE_HOME=folder),
         redirect_stdout(text),
     ]
     with ExitStack() as stack:
         for one in replaced:
             stack.enter_context(one)
-        code = tune.main(flags)
-    return code, text.getvalue(), (Path(folder) / "Test-1.json").read_text()
+        code = main(words)
+    table = Path(folder) / "bwt/devices/Test-1.json"
+    return code, text.getvalue(), table.read_text() if table.exists() else ""

@@ -8,7 +8,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ROOMS = (
     *("reference", "options", "progress", "taps", "paper", "records"),
     *("kernels", "ops", "tasks", "models", "evaluate", "runs"),
-    *("train", "geometry", "report", "sweep", "reproduce", "cli"),
+    *("tuning", "train", "geometry", "report", "sweep", "reproduce", "cli"),
 )
 # What the package itself and `python -m bwt` load is their business.
 DOORS = {"__init__", "__main__"}

@@ -1,7 +1,7 @@
 """What can be tuned: every entry of kernels/configs.py, at the sizes people use.
 
 A subject is one config of one entry. Its works are the calls it serves: each is checked against the
-NumPy reference with the bounds of the tests, and timed as a single launch.
+reference (checks.py), and timed as a single launch.
 """
 
 from collections.abc import Callable
@@ -9,8 +9,9 @@ from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple
 
-import bounds  # noqa: F401  (the helpers of the tests can be imported)
 import torch
+
+from bwt.tuning import checks
 
 LENGTHS = (16, 32, 37, 39, 64, 93, 128, 256)  # of attention; 37, 39 and 93 are the paper's
 STATES = {4: 3, 8: 5, 16: 16, 32: 20, 64: 64, 128: 128}  # padded -> as people have them
@@ -88,8 +89,6 @@ def keys(quick: bool) -> list[Key]:
 
 
 def attention_works(key, config, smaller, sizes):
-    import attention_triton
-
     if "PACK" in config.tiles:
         least = smaller.tiles["BS"] if smaller else 0
         lengths = [n for n in LENGTHS if least < n <= config.tiles["BS"]] or [config.tiles["BS"]]
@@ -99,11 +98,10 @@ def attention_works(key, config, smaller, sizes):
     # bf16 is served by the entries of fp16.
     modes = ("fp16", "bf16") if key.mode == "fp16" and torch.cuda.is_available() else (key.mode,)
     for length in lengths:
-        shape = (*sizes.checked, length, length, key.size)
 
-        def check(call, shape=shape):
+        def check(call, length=length):
             for mode in modes:
-                attention_triton.check(call, mode, shape)
+                checks.attention(call, mode, (*sizes.checked, length, key.size))
 
         shape = {"queries": length, "keys": length, "head_size": key.size}
         shape |= {"batch": max(1, sizes.tokens // length // sizes.heads), "heads": sizes.heads}
@@ -111,38 +109,28 @@ def attention_works(key, config, smaller, sizes):
 
 
 def hmm_works(key, config, smaller, sizes):
-    import hmm_triton
-
     states = STATES[key.size]
     path, _, label = key.kernel.rpartition("_")  # no path in "starts" and "ends"
     paths = {"rows": ("rows", "chunks") if key.size <= 16 else ("rows",), "dot": ("dot",)}
     for way in paths.get(path, ("chunks",)):
-        owner = hmm_triton.SHARED if way == "dot" else hmm_triton.OWN
+        own = (way != "dot",) * 3  # parameters that each sequence has for itself
         batch, steps = (1, sizes.tokens) if way == "chunks" else (sizes.tokens // 16, sizes.steps)
-        checked = hmm_triton.Case(way, 3, min(steps, sizes.steps), states, 5, owner)
         shape = {"batch": batch, "steps": steps, "states": states, "symbols": 5, "path": way}
-        example = partial(_example, key, label, mode=key.mode, own=owner, lengths=False, **shape)
-
-        def check(call, checked=checked):
-            hmm_triton.check(call, key.mode, checked)
-
+        example = partial(_example, key, label, mode=key.mode, own=own, lengths=False, **shape)
+        checked = (3, min(steps, sizes.steps), states, 5)
+        check = partial(_check_hmm, key.mode, way, checked, own)
         yield Work(f"{way}-S{states}-T{steps}", check, example)
 
 
-def scan_works(key, config, smaller, sizes):
-    import scan_inputs
+def _check_hmm(mode, path, shape, own, call):
+    checks.hmm_filter(call, mode, path, shape, own)
 
-    dtype = {"fp32": torch.float32, "fp64": torch.float64}[key.mode]
-    options = {"softplus": True, "every": 16}
+
+def scan_works(key, config, smaller, sizes):
     for length in sizes.scan_lengths:
 
         def check(call, length=length):
-            tensors = scan_inputs.draw(2, length, 5, key.size, dtype)
-            y, states = call("selective_scan_forward", *tensors, **options)
-            scan_inputs.assert_values(tensors, y, True)
-            grad = torch.randn_like(y)
-            found = call("selective_scan_backward", grad, *tensors, states, **options)
-            scan_inputs.assert_gradients(tensors, grad, found, True)
+            checks.selective_scan(call, key.mode, (2, length, 5, key.size))
 
         shape = {"batch": max(1, sizes.tokens // 1024), "steps": length, "states": key.size}
         shape |= {"channels": sizes.channels, "mode": key.mode}

@@ -1,0 +1,120 @@
+"""Whether a kernel computes what it should: values and gradients against float64, on the same
+inputs. Values are held against the NumPy reference, gradients against torch's own of the plain
+formula.
+
+Each check takes `call(function, *tensors, **options)`, which runs a launcher of the op's kernels on
+CPU tensors, wherever they are computed.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from bwt import reference
+from bwt.kernels.contracts import SCAN_CHUNK
+from bwt.ops._attention_torch import attention_torch
+from bwt.ops._hmm_filter_torch import hmm_filter_torch
+from bwt.ops._selective_scan_torch import selective_scan_torch
+
+Call = Callable[..., tuple[Tensor | None, ...]]
+DTYPES = {
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "tf32": torch.float32,
+    "fp32": torch.float32,
+    "fp64": torch.float64,
+}
+# Of the largest value: several times what kernels that pass the tests have at the sizes of a tuner,
+# and far below what a wrong index or a missing barrier does.
+TOLERANCE = {"fp16": 1e-2, "bf16": 8e-2, "tf32": 1e-2, "fp32": 2e-5, "fp64": 1e-11}
+
+
+def attention(call: Call, mode: str, shape: tuple[int, int, int, int]) -> None:
+    """shape: sequences, heads, time, size of a head."""
+    draw = _source(shape)
+    q, k, v, grad_out = (draw(*shape).to(DTYPES[mode]) for _ in range(4))
+    wide = [x.double().requires_grad_() for x in (q, k, v)]
+    precision = {"precision": "tf32" if mode == "tf32" else "ieee"}
+    options = {"causal": True, "scale": shape[-1] ** -0.5}
+    captured = {"capture_weights": True, "capture_entropy": True}
+    outputs = call("attention_forward", q, k, v, **options, **captured, **precision)
+    arrays = (x.detach().numpy() for x in wide)
+    expected = reference.attention(*arrays, **options, capture=("weights", "entropy"))
+    names = ("out", "lse", "weights", "entropy")
+    _compare(names, outputs, [torch.from_numpy(x) for x in expected], mode)
+
+    out, lse, _, entropy = outputs
+    grad_entropy, grad_lse = draw(*shape[:3]).float(), draw(*shape[:3]).float()
+    incoming = (grad_out, None, grad_entropy, grad_lse)
+    found = call(
+        "attention_backward", *incoming, q, k, v, out, lse, entropy, **options, **precision
+    )
+    plain = attention_torch(*wide, *options.values())
+    total = sum((g.double() * plain[i]).sum() for i, g in ((0, grad_out), (3, grad_entropy)))
+    total = total + (grad_lse.double() * plain[1]).sum()
+    _compare(("grad_q", "grad_k", "grad_v"), found, torch.autograd.grad(total, wide), mode)
+
+
+def hmm_filter(
+    call: Call, mode: str, path: str, shape: tuple[int, int, int, int], own: Sequence[bool]
+) -> None:
+    """shape: sequences, steps, states, symbols; own: which parameters each sequence has itself."""
+    (B, T, S, V), draw = shape, _source(shape)
+    y = torch.randint(-1, V, (B, T), generator=torch.Generator().manual_seed(B + T))
+    sizes = ((S,), (S, S), (S, V))
+    parameters = [
+        draw(*((B,) if each else ()), *size).softmax(-1).to(DTYPES[mode])
+        for size, each in zip(sizes, own, strict=True)
+    ]
+    wide = [x.double().requires_grad_() for x in parameters]
+    names = ("filtered", "predicted", "log_likelihood")
+    outputs = call("hmm_filter_forward", y, *parameters, None, path=path)
+    expected = reference.hmm_filter(y, *parameters)
+    _compare(names, outputs, [torch.from_numpy(x) for x in expected], mode, times=T)
+
+    incoming = [draw(*x.shape).to(x.dtype) for x in outputs]
+    found = call("hmm_filter_backward", *incoming, y, *parameters, None, *outputs, path=path)
+    plain = hmm_filter_torch(y, *wide, None)
+    total = sum((g.double() * x).sum() for g, x in zip(incoming, plain, strict=True))
+    gradients = torch.autograd.grad(total, wide)
+    _compare(("grad_initial", "grad_transition", "grad_emission"), found, gradients, mode, times=T)
+
+
+def selective_scan(call: Call, mode: str, shape: tuple[int, int, int, int]) -> None:
+    """shape: sequences, steps, channels, states."""
+    (B, L, E, N), draw, dtype = shape, _source(shape), DTYPES[mode]
+    u, delta, y = (draw(B, L, E) for _ in range(3))
+    rows = (draw(B, L, N) for _ in range(2))
+    arguments = (u, delta - 2, -draw(E, N).exp(), *rows, draw(E))
+    tensors, grad_y = [x.to(dtype) for x in arguments], y.to(dtype)
+    wide = [x.double().requires_grad_() for x in tensors]
+    options = {"softplus": True, "every": SCAN_CHUNK}
+    y, states = call("selective_scan_forward", *tensors, **options)
+    expected = reference.selective_scan(*(x.detach().numpy() for x in wide), delta_softplus=True)
+    _compare(("y",), (y,), (torch.from_numpy(expected),), mode, times=L)
+
+    found = call("selective_scan_backward", grad_y, *tensors, states, **options)
+    plain = selective_scan_torch(*wide, True)
+    gradients = torch.autograd.grad(plain, wide, grad_y.double())
+    names = [f"grad_{name}" for name in ("u", "delta", "A", "B", "C", "D")]
+    _compare(names, found, gradients, mode, times=L)
+
+
+def _source(shape: tuple[int, ...]) -> Callable[..., Tensor]:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return lambda *size: torch.randn(size, generator=generator, dtype=torch.float64)
+
+
+def _compare(names, found, expected, mode: str, times: int = 1) -> None:
+    """times: steps over which errors add up.
+
+    Raises:
+        AssertionError: something is off, and by how much.
+    """
+    for name, got, wanted in zip(names, found, expected, strict=True):
+        wanted = wanted.detach()
+        allowed = TOLERANCE[mode] * times**0.5 * wanted.abs().max().clamp(min=1.0)
+        error = (got.double() - wanted).abs().max()
+        if not error <= allowed:  # NaN is not
+            raise AssertionError(f"{name} is off by {error:.2g}, more than {allowed:.2g}")
