@@ -18,6 +18,7 @@ from bijections import (
 )
 from nvcc import needs_nvcc
 from ptx import PTXError
+from subset_lattice import SubsetLattice
 from tolerances import subset_gradient
 
 from bwt import ops
@@ -99,20 +100,22 @@ def test_noiseless_block_fits_into_shared_memory(B, V, warps):
     assert launched.shared_bytes <= 48 * 1024
 
 
-def scratch_and_table(symbols, *, wide, adjoints=False):
-    """Bytes of a block, as host_device/bijection_posterior lays them out."""
-    real = 16 if wide else 8
+def scratch_and_levels(symbols, *, wide, adjoints=False):
+    """Bytes of a block, as NoisyBatch lays them out."""
+    real, warps = 16 if wide else 8, 4 if symbols <= 10 else 8
     scratch = symbols * ((symbols + 3) * real + 3 * 8 + (symbols + 3) * 4)
-    return -(-scratch // 16) * 16, (real << symbols) * (2 if adjoints else 1)
+    partial = -(-warps * symbols // 2) * 2 * real
+    levels = SubsetLattice(symbols).numbers(warps, adjoints) * real
+    return -(-scratch // 16) * 16 + partial, levels
 
 
 @pytest.fixture(params=["shared", "global"])
-def table(request):
-    """Allows a block just enough shared memory for the table, or one byte too little (and always
-    enough for what the idle kernel needs beside its table)."""
+def levels(request):
+    """Allows a block just enough shared memory for the levels, or one byte too little (and always
+    enough for what the idle kernel needs beside them)."""
 
     def allow(symbols, **kind):
-        scratch, bytes = scratch_and_table(symbols, **kind)
+        scratch, bytes = scratch_and_levels(symbols, **kind)
         in_shared = request.param == "shared"
         expected = scratch + bytes if in_shared else scratch
         limit = scratch + bytes - (not in_shared)
@@ -123,12 +126,12 @@ def table(request):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("wide", [False, True], ids=["double", "wide"])
-def test_noisy(table, wide, dtype):
+def test_noisy(levels, wide, dtype):
     rng = np.random.default_rng(1)
-    V = 6
+    V = 8
     channel = symmetric_channel(V, 1e-30) if wide else draw_channel(rng, V)
     keys, values = draw_noisy(rng, 3, 10, V)
-    device, shared_bytes = table(V, wide=wide)
+    device, shared_bytes = levels(V, wide=wide)
     with device:
         launched = check_forward(keys, values, channel, dtype)
     assert ("Wide" in launched.kernel) == wide and launched.shared_bytes == shared_bytes
@@ -142,10 +145,10 @@ def test_noisy_ids_of_any_layout_and_width():
         check_forward(keys, values, channel)
 
 
-def test_noisy_table_larger_than_a_block_has_without_asking():
+def test_noisy_levels_larger_than_a_block_has_without_asking():
     rng = np.random.default_rng(3)
-    keys, values = draw(rng, 1, 3, 13)
-    launched = check_forward(keys, values, draw_channel(rng, 13))
+    keys, values = draw(rng, 1, 3, 15)
+    launched = check_forward(keys, values, draw_channel(rng, 15))
     assert launched.block == (256, 1, 1) and launched.shared_bytes > 48 * 1024
 
 
@@ -176,24 +179,29 @@ def check_gradient(rng, batch, steps, channel, dtype=torch.float64):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("wide", [False, True], ids=["double", "wide"])
-def test_channel_gradient(table, wide, dtype):
+def test_channel_gradient(levels, wide, dtype):
     """Against autograd through an enumeration of bijections in float64."""
     rng = np.random.default_rng(4)
     channel = symmetric_channel(5, 1e-30) if wide else draw_channel(rng, 5)
-    device, shared_bytes = table(5, wide=wide, adjoints=True)
+    device, shared_bytes = levels(5, wide=wide, adjoints=True)
     with device:
         launched = check_gradient(rng, 3, 10, channel, dtype)
     assert ("Wide" in launched.kernel) == wide and launched.shared_bytes == shared_bytes
 
 
-@pytest.mark.parametrize("shared_bytes", [163 * 1024, 1280], ids=["shared", "global"])
-def test_many_sequences_take_turns_on_few_blocks(shared_bytes):
+@pytest.mark.parametrize("in_shared", [True, False], ids=["shared", "global"])
+def test_many_sequences_take_turns_on_few_blocks(in_shared):
     rng = np.random.default_rng(5)
-    channel = draw_channel(rng, 6)
-    with cuda_runtime.device(multiprocessors=1, shared_bytes_per_block=shared_bytes):
-        keys, values = draw_noisy(rng, 19, 5, 6)
-        assert check_forward(keys, values, channel).grid == (8, 1, 1)
-        assert check_gradient(rng, 19, 5, channel).grid == (8, 1, 1)
+    blocks = (8 if in_shared else 4, 1, 1)
+    for symbols, check in [(8, forward_turns), (6, check_gradient)]:
+        scratch, _ = scratch_and_levels(symbols, wide=True)  # of the idle kernel
+        limit = 163 * 1024 if in_shared else scratch
+        with cuda_runtime.device(multiprocessors=1, shared_bytes_per_block=limit):
+            assert check(rng, 19, 5, draw_channel(rng, symbols)).grid == blocks
+
+
+def forward_turns(rng, batch, steps, channel):
+    return check_forward(*draw_noisy(rng, batch, steps, len(channel)), channel)
 
 
 def test_numbers_of_symbols_in_turn_keep_their_own_subsets():

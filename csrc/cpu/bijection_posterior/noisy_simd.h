@@ -67,6 +67,12 @@ class BlockedTable {
     if (adjoint_ != nullptr) adjoint_[0] = Number<Real>::from(0.0);
   }
 
+  // Levels above this one are no longer needed. Returns the highest of the others: all are there.
+  template <class Team>
+  int cut(Team, int level) {
+    return level;
+  }
+
   // F_{rung+1} from F_rung and the likelihood of the key on the rung.
   template <class Team>
   void raise(Team, int rung, const Real* like) {

@@ -28,8 +28,10 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// Tables in global memory may take this much together; more sequences wait their turn.
+// Levels in global memory may take this much together; more sequences wait their turn.
 constexpr size_t kWorkspaceBytes = size_t{1} << 30;
+// Of 256 threads, on a processor: more would only add to what the L2 cache cannot hold.
+constexpr int kBlocksWithLevelsInGlobalMemory = 4;
 
 template <class T>
 T* data(const Tensor& tensor) {
@@ -68,32 +70,39 @@ template <class T>
 std::unique_ptr<T, DeviceFree> copy_to_device(const std::vector<T>& host) {
   const size_t bytes = host.size() * sizeof(T);
   T* memory = nullptr;
-  check(cudaMalloc(&memory, bytes), "the list of subsets takes ", bytes,
+  check(cudaMalloc(&memory, bytes), "the table of subsets takes ", bytes,
         " bytes of the GPU; free some of its memory");
   std::unique_ptr<T, DeviceFree> copy(memory);
   STD_CUDA_CHECK(cudaMemcpy(memory, host.data(), bytes, cudaMemcpyHostToDevice));
   return copy;
 }
 
-// Sorted subsets, made once per device and number of symbols and kept: at most 64 MB at V = 24.
-SubsetList subset_list(int symbols) {
+// The lattice with its tables on the device, and what a block needs for it.
+struct DeviceLattice {
+  LatticeTables tables;
+  int threads, capacity;
+  std::unique_ptr<int, DeviceFree> numbers;
+  std::unique_ptr<uint16_t, DeviceFree> steps;
+
+  explicit DeviceLattice(int symbols)
+      : tables(symbols),
+        threads(symbols <= 10 ? 128 : 256),
+        capacity(tables.capacity(threads / kWarp)),
+        numbers(copy_to_device(tables.numbers)),
+        steps(copy_to_device(tables.steps)) {}
+
+  Lattice view() const { return tables.at(numbers.get(), steps.get()); }
+};
+
+// Made once per device and number of symbols and kept, for a captured graph still reads it: 130 kB
+// at V = 20, 1.8 MB at V = 24.
+const DeviceLattice& device_lattice(int symbols) {
   static std::mutex mutex;
-  static std::map<std::pair<int, int>, SubsetList> made;
+  static auto& made = *new std::map<std::pair<int, int>, DeviceLattice>;  // outlives the driver
   int device = 0;
   STD_CUDA_CHECK(cudaGetDevice(&device));
   const std::lock_guard<std::mutex> lock(mutex);
-  const std::pair<int, int> wanted(device, symbols);
-  if (const auto entry = made.find(wanted); entry != made.end()) return entry->second;
-  std::vector<int> begin(symbols + 2);
-  const uint32_t subsets = 1u << symbols;
-  for (uint32_t set = 0; set < subsets; ++set) ++begin[__builtin_popcount(set) + 1];
-  for (int size = 0; size <= symbols; ++size) begin[size + 1] += begin[size];
-  std::vector<uint32_t> masks(subsets);
-  std::vector<int> next(begin);
-  for (uint32_t set = 0; set < subsets; ++set) masks[next[__builtin_popcount(set)]++] = set;
-  auto device_masks = copy_to_device(masks);
-  auto device_begin = copy_to_device(begin);
-  return made[wanted] = {device_masks.release(), device_begin.release()};
+  return made.try_emplace({device, symbols}, symbols).first->second;
 }
 
 struct Plan {
@@ -126,40 +135,56 @@ struct PreparedChannel {
 };
 
 // Sequences that run side by side; more wait their turn.
-int64_t resident_blocks(int64_t batch) {
-  return std::min<int64_t>(batch, 8 * device_attribute(cudaDevAttrMultiProcessorCount));
+int64_t resident_blocks(int64_t batch, int each_processor = 8) {
+  return std::min<int64_t>(batch,
+                           each_processor * device_attribute(cudaDevAttrMultiProcessorCount));
 }
 
-// Where the table lives and how many blocks run at once.
+// A launch, and the memory of its blocks.
+struct NoisyPlan : Plan {
+  Lattice lattice;
+  int capacity, numbers;
+};
+
+// Where the levels live and how many blocks run at once. Gradients need all levels again on the way
+// down, and the adjoint of each that a descent has stopped at.
 template <class Real>
-Plan plan_noisy(const Tensor& keys, int symbols, bool adjoints) {
-  const size_t scratch = NoisyBatch<Real>::scratch_bytes(symbols);
-  const size_t table = (sizeof(Real) << symbols) * (adjoints ? 2 : 1);
-  const int64_t resident = resident_blocks(keys.size(0));
-  Plan plan{0, symbols <= 10 ? 128 : 256, scratch, std::nullopt};
-  if (scratch + table <= size_t(device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin))) {
-    plan.shared_bytes += table;
-    plan.blocks = static_cast<int>(resident);
+NoisyPlan plan_noisy(const Tensor& keys, int symbols, bool adjoints) {
+  const DeviceLattice& made = device_lattice(symbols);
+  NoisyPlan plan{{0, made.threads, 0, std::nullopt}, made.view(), 1 << symbols, 2 << symbols};
+  if (!adjoints) {
+    plan.capacity = made.capacity;
+    plan.numbers = plan.capacity + made.tables.margin();
+  }
+  const size_t levels = sizeof(Real) * plan.numbers;
+  plan.shared_bytes = NoisyBatch<Real>::scratch_bytes(symbols) +
+                      NoisyBatch<Real>::partial_bytes(plan.lattice, plan.threads);
+  if (plan.shared_bytes + levels <=
+      size_t(device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin))) {
+    plan.shared_bytes += levels;
+    plan.blocks = static_cast<int>(resident_blocks(keys.size(0)));
   } else {
-    const int64_t fitting = std::max<int64_t>(1, kWorkspaceBytes / table);
-    plan.blocks = static_cast<int>(std::min<int64_t>(resident, fitting));
-    plan.workspace = torch::stable::new_empty(keys, {plan.blocks, static_cast<int64_t>(table)},
+    const int64_t fitting = std::max<int64_t>(1, kWorkspaceBytes / levels);
+    const int64_t resident = resident_blocks(keys.size(0), kBlocksWithLevelsInGlobalMemory);
+    plan.blocks = static_cast<int>(std::min(resident, fitting));
+    plan.workspace = torch::stable::new_empty(keys, {plan.blocks, static_cast<int64_t>(levels)},
                                               ScalarType::Byte);
   }
   return plan;
 }
 
 template <class Real>
-NoisyBatch<Real> noisy_batch(const Tensor& keys, const Tensor& values, int symbols,
-                             const PreparedChannel& channel, const Plan& plan,
+NoisyBatch<Real> noisy_batch(const Tensor& keys, const Tensor& values,
+                             const PreparedChannel& channel, const NoisyPlan& plan,
                              int64_t* first_fault) {
   return {data<const int64_t>(keys),
           data<const int64_t>(values),
           keys.size(0),
           keys.size(1),
-          symbols,
           data<const double>(channel.rows),
-          subset_list(symbols),
+          plan.lattice,
+          plan.capacity,
+          plan.numbers,
           plan.workspace ? data<Real>(*plan.workspace) : nullptr,
           first_fault,
           data<const int>(channel.wide)};
@@ -181,20 +206,19 @@ void noiseless(const Tensor& keys, const Tensor& values, int symbols, RowWriter<
 template <class Real, class Out>
 void noisy(const Tensor& keys, const Tensor& values, int symbols, const PreparedChannel& channel,
            RowWriter<Out> out, int64_t* first_fault, cudaStream_t stream) {
-  const Plan plan = plan_noisy<Real>(keys, symbols, false);
+  const NoisyPlan plan = plan_noisy<Real>(keys, symbols, false);
   launch(noisy_kernel<Real, Out>, plan, stream,
-         noisy_batch<Real>(keys, values, symbols, channel, plan, first_fault), out);
+         noisy_batch<Real>(keys, values, channel, plan, first_fault), out);
 }
 
 template <class Real, class In>
 void channel_gradient(const Tensor (&gradients)[3], const Tensor& keys, const Tensor& values,
                       int symbols, const PreparedChannel& channel, const Tensor& sums,
                       cudaStream_t stream) {
-  const Plan plan = plan_noisy<Real>(keys, symbols, true);
+  const NoisyPlan plan = plan_noisy<Real>(keys, symbols, true);
   launch(channel_gradient_kernel<Real, In>, plan, stream,
-         noisy_batch<Real>(keys, values, symbols, channel, plan, nullptr),
-         data<const In>(gradients[0]), data<const In>(gradients[1]),
-         data<const double>(gradients[2]), data<double>(sums));
+         noisy_batch<Real>(keys, values, channel, plan, nullptr), data<const In>(gradients[0]),
+         data<const In>(gradients[1]), data<const double>(gradients[2]), data<double>(sums));
 }
 
 Tensor as_rows(const Tensor& ids) {

@@ -31,7 +31,8 @@
 
 namespace bwt {
 
-// Table of 2^V numbers per sequence in flight: 128 MB for V = 24.
+// All levels of a sequence in flight are 2^V numbers, 128 MB for V = 24: so many on a CPU, and
+// twice that for gradients. Forward, a GPU makes do with little more than C(V, V / 2), 22 MB.
 constexpr int kMaxNoisySymbols = 24;
 constexpr int kMaxSymbols = 4096;
 
@@ -197,6 +198,7 @@ class Ladder {
     const int rung = scratch.rung_of[key];
     if (rung < 0) return;
     descend(rung, sink);
+    built = table.cut(team, built);
     team.sync();
     team.one([&] {
       for (int i = rung; i + 1 < depth; ++i) scratch.order[i] = scratch.order[i + 1];
