@@ -38,17 +38,29 @@ def hmm_filter(observations: Tensor, initial: Tensor) -> tuple[Tensor, ...]:
     return initial.new_empty(rows), initial.new_empty(rows), initial.new_empty((batch,))
 
 
-def selective_scan(u: Tensor, A: Tensor, every: int) -> tuple[Tensor, ...]:
-    """y, and the states after every so many steps (0: none)."""
+def selective_scan(u: Tensor, A: Tensor, every: int, last: bool) -> tuple[Tensor, ...]:
+    """y, the states after every so many steps (0: none), and the last one (or none)."""
     batch, steps, channels = u.shape
     saved = steps // every if every else 0
     wide = torch.float32 if u.dtype in HALVES else u.dtype
-    return u.new_empty(u.shape), u.new_empty((batch, saved, A.shape[-1], channels), dtype=wide)
+    shape = (batch, A.shape[-1], channels if last else 0)
+    return (
+        u.new_empty(u.shape),
+        u.new_empty((batch, saved, A.shape[-1], channels), dtype=wide),
+        u.new_empty(shape, dtype=wide),
+    )
 
 
-def selective_scan_gradients(u, delta, A, B, C, D: Tensor | None) -> tuple[Tensor, ...]:
-    """Of D also where there is none."""
-    return dense(u, delta, A, B, C, A[..., 0] if D is None else D)
+def selective_scan_gradients(
+    u, delta, A, B, C, D: Tensor | None, initial: Tensor | None
+) -> tuple[Tensor, ...]:
+    """Of D also where there is none, and an empty one of initial then."""
+    skip = A[..., 0] if D is None else D
+    return *dense(u, delta, A, B, C, skip), initial_gradient(A, initial)
+
+
+def initial_gradient(like: Tensor, initial: Tensor | None) -> Tensor:
+    return like.new_empty(0) if initial is None else initial.new_empty(initial.shape)
 
 
 def dense(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -29,13 +29,18 @@ def selective_scan(
     D: Tensor | None = None,
     *,
     delta_softplus: bool = False,
+    initial_state: Tensor | None = None,
+    return_last_state: bool = False,
     backend: str = "auto",
-) -> Tensor:
+) -> Tensor | tuple[Tensor, Tensor]:
     """A linear recurrence of N states per channel, whose step sizes, inputs and outputs are data.
 
     With s = delta, or softplus(delta), for every sequence and channel
 
-        h_t = exp(s_t A) h_{t-1} + s_t B_t u_t,   y_t = C_t . h_t + D u_t,   h before the start 0.
+        h_t = exp(s_t A) h_{t-1} + s_t B_t u_t,   y_t = C_t . h_t + D u_t,
+
+    where h before the start is initial_state, or 0. A sequence may so be taken in segments, each of
+    which begins with the last state of the one before: values and gradients are those of the whole.
 
     For gradients, h is saved every 16 steps and computed again between; further derivatives, and
     those of forward mode and torch.func, take plain torch operations. Where an exponential is
@@ -55,10 +60,14 @@ def selective_scan(
             u, delta, B, C are of one dtype: float32, float64, or float16 or bfloat16, which are
             computed in float32 (on a CPU by way of copies). A and D are of the same or, beside
             halves, float32.
+        initial_state: [B, E, N] in the dtype of u or, beside halves, float32, in any strides; no
+            copy is made of the last state of another call.
+        return_last_state: also return h after the last step.
         backend: "auto", "native", "triton", "torch" or "reference".
 
     Returns:
-        y [B, L, E] in the dtype of u.
+        y [B, L, E] in the dtype of u; or y and the last state [B, E, N], which is float32 beside
+        halves. Gradients flow through both.
 
     >>> import torch
     >>> one = torch.ones(1, 4, 1)
@@ -67,20 +76,27 @@ def selective_scan(
     """
     _check(u, delta, A, B, C)
     _check_skip(D, u, A)
+    _check_state(initial_state, u, A)
     if D is not None and A.ndim != D.ndim + 1:
         A, D = _of_as_many_models(A, D)
     chosen = _dispatch.choose(OP, backend, u.device)
     _checks.check_dtype(SELECTIVE_SCAN, chosen, u.dtype, "the arguments")
     tensors = (u, delta, A, B, C, D)
     tensors = tensors if chosen == "triton" else _widened(*tensors)
+    initial = _wide(initial_state)
     if chosen == "reference":
-        y = _reference(reference.selective_scan, tensors, delta_softplus)
+        options = {"delta_softplus": delta_softplus, "return_last_state": True}
+        y, last = _reference(reference.selective_scan, tensors, initial, options)
     elif chosen == "torch":
-        y = selective_scan_torch(*tensors, delta_softplus)
+        y, last = selective_scan_torch(*tensors, initial, delta_softplus)
     else:
-        every = SCAN_CHUNK if _checks.is_recorded(*tensors) else 0
-        y, _ = torch.ops.bwt.selective_scan(*tensors, delta_softplus, every)
-    return y.to(u.dtype)
+        every = SCAN_CHUNK if _checks.is_recorded(*tensors, initial) else 0
+        y, _, last = torch.ops.bwt.selective_scan(
+            *tensors, _turned(initial), delta_softplus, every, return_last_state
+        )
+        last = _turned(last)
+    y = y.to(u.dtype)
+    return (y, last) if return_last_state else y
 
 
 def selective_scan_states(
@@ -90,21 +106,28 @@ def selective_scan_states(
     B: Tensor,
     *,
     delta_softplus: bool = False,
+    initial_state: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
     """The states h [B, L, E, N] of `selective_scan` after each step, to be looked at: they are N
     times as large as y, and no gradient flows through them. Those of halves are float32. As there,
-    A may be that of several models."""
+    A may be that of several models, and initial_state [B, E, N] comes before the first step."""
     _check(u, delta, A, B)
+    _check_state(initial_state, u, A)
     chosen = _dispatch.choose(OP, backend, u.device)
     _checks.check_dtype(SELECTIVE_SCAN, chosen, u.dtype, "the arguments")
     tensors = (u, delta, A, B) if chosen == "triton" else _widened(u, delta, A, B)
     tensors = tuple(x.detach() for x in tensors)
+    initial = None if initial_state is None else _wide(initial_state.detach())
     if chosen == "reference":
-        return _reference(reference.selective_scan_states, tensors, delta_softplus)
+        options = {"delta_softplus": delta_softplus}
+        [states] = _reference(reference.selective_scan_states, tensors, initial, options)
+        return states
     if chosen == "torch":
-        return selective_scan_states_torch(*tensors, delta_softplus)
-    _, states = torch.ops.bwt.selective_scan(*tensors, tensors[3], None, delta_softplus, 1)
+        return selective_scan_states_torch(*tensors, initial, delta_softplus)
+    _, states, _ = torch.ops.bwt.selective_scan(
+        *tensors, tensors[3], None, _turned(initial), delta_softplus, 1, False
+    )
     return states.transpose(2, 3)
 
 
@@ -141,9 +164,7 @@ def _check_models(name: str, x: Tensor, batch: int) -> None:
 def _check_skip(D: Tensor | None, u: Tensor, A: Tensor) -> None:
     if D is None:
         return
-    if not isinstance(D, Tensor) or not _is_like(D, u):
-        got = f"{D.dtype} on {D.device}" if isinstance(D, Tensor) else type(D).__name__
-        raise ValueError(f"{OP}: D must be None or like u {u.dtype} on {u.device}, got {got}")
+    _check_like("D", D, u)
     channels = u.shape[2:]
     if D.shape == channels:
         return
@@ -156,9 +177,24 @@ def _check_skip(D: Tensor | None, u: Tensor, A: Tensor) -> None:
     _check_models("D", D, u.shape[0])
 
 
-def _is_like(D: Tensor, u: Tensor) -> bool:
-    same = D.dtype == u.dtype or _checks.are_float32_and_half(D.dtype, u.dtype)
-    return same and D.device == u.device
+def _check_state(state: Tensor | None, u: Tensor, A: Tensor) -> None:
+    if state is None:
+        return
+    _check_like("initial_state", state, u)
+    wanted = [u.shape[0], *A.shape[-2:]]
+    if list(state.shape) != wanted:
+        raise ValueError(
+            f"{OP}: initial_state must be [B, E, N] = {wanted}, got {list(state.shape)}"
+        )
+
+
+def _check_like(name: str, x: Tensor, u: Tensor) -> None:
+    if isinstance(x, Tensor):
+        same = x.dtype == u.dtype or _checks.are_float32_and_half(x.dtype, u.dtype)
+        if same and x.device == u.device:
+            return
+    got = f"{x.dtype} on {x.device}" if isinstance(x, Tensor) else type(x).__name__
+    raise ValueError(f"{OP}: {name} must be None or like u {u.dtype} on {u.device}, got {got}")
 
 
 def _of_as_many_models(A: Tensor, D: Tensor) -> tuple[Tensor, Tensor]:
@@ -175,79 +211,101 @@ def _widened(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     return tuple(None if x is None else x.float() for x in tensors)
 
 
-def _reference(compute, tensors: tuple[Tensor | None, ...], softplus: bool) -> Tensor:
-    _checks.refuse_gradient(OP, "the arguments", *tensors)
-    arrays = [None if x is None else x.detach().numpy() for x in tensors]
-    return torch.from_numpy(compute(*arrays, delta_softplus=softplus)).to(tensors[0].dtype)
+def _wide(state: Tensor | None) -> Tensor | None:
+    return state.float() if state is not None and state.dtype in HALVES else state
 
 
+def _turned(state: Tensor | None) -> Tensor | None:
+    """Between [B, E, N] and the layout of saved states, [B, N, E]."""
+    return None if state is None else state.transpose(1, 2)
+
+
+def _reference(compute, tensors, initial: Tensor | None, options: dict) -> list[Tensor]:
+    _checks.refuse_gradient(OP, "the arguments", *tensors, initial)
+    arrays = [None if x is None else x.detach().numpy() for x in (*tensors, initial)]
+    found = compute(*arrays[:-1], **options, initial_state=arrays[-1])
+    found = found if isinstance(found, tuple) else (found,)
+    return [torch.from_numpy(x).to(tensors[0].dtype) for x in found]
+
+
+# Of initial and last states, as of the saved ones, the channels lie side by side: [B, N, E].
 _library.define(
     "selective_scan(Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D, "
-    "bool softplus, int every) -> (Tensor, Tensor)"
+    "Tensor? initial, bool softplus, int every, bool last) -> (Tensor, Tensor, Tensor)"
 )
 _library.define(
-    "selective_scan_backward(Tensor grad_y, Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, "
-    "Tensor? D, Tensor states, bool softplus, int every) "
-    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+    "selective_scan_backward(Tensor grad_y, Tensor? grad_last, Tensor u, Tensor delta, Tensor A, "
+    "Tensor B, Tensor C, Tensor? D, Tensor? initial, Tensor states, bool softplus, int every) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 
 
 @torch.library.register_fake("bwt::selective_scan")
-def _fake(u, delta, A, B, C, D, softplus, every):
-    return results.selective_scan(u, A, every)
+def _fake(u, delta, A, B, C, D, initial, softplus, every, last):
+    return results.selective_scan(u, A, every, last)
 
 
 @torch.library.register_fake("bwt::selective_scan_backward")
-def _fake_backward(grad_y, u, delta, A, B, C, D, states, softplus, every):
-    return results.selective_scan_gradients(u, delta, A, B, C, D)
+def _fake_backward(grad_y, grad_last, u, delta, A, B, C, D, initial, states, softplus, every):
+    return results.selective_scan_gradients(u, delta, A, B, C, D, initial)
 
 
-def _triton(u, delta, A, B, C, D, softplus, every):
+def _triton(u, delta, A, B, C, D, initial, softplus, every, last):
     from bwt.kernels.selective_scan import selective_scan_forward
 
-    return selective_scan_forward(u, delta, A, B, C, D, softplus=softplus, every=every)
+    options = {"softplus": softplus, "every": every, "last": last}
+    return selective_scan_forward(u, delta, A, B, C, D, initial, **options)
 
 
-def _triton_backward(grad_y, u, delta, A, B, C, D, states, softplus, every):
+def _triton_backward(grad_y, grad_last, u, delta, A, B, C, D, initial, states, softplus, every):
     from bwt.kernels import selective_scan as kernels
 
     return kernels.selective_scan_backward(
-        grad_y, u, delta, A, B, C, D, states, softplus=softplus, every=every
+        grad_y, grad_last, u, delta, A, B, C, D, initial, states, softplus=softplus, every=every
     )
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    *tensors, ctx.softplus, ctx.every = inputs
-    ctx.has_skip = tensors[5] is not None
-    ctx.save_for_backward(*tensors, output[1])
-    ctx.mark_non_differentiable(output[1])
+    *tensors, ctx.softplus, ctx.every, ctx.last = inputs
+    ctx.has_skip, ctx.has_initial = tensors[5] is not None, tensors[6] is not None
+    _, states, last = output
+    ctx.save_for_backward(*tensors, states)
+    ctx.mark_non_differentiable(*((states,) if ctx.last else (states, last)))
+    ctx.set_materialize_grads(False)  # of a result that nobody uses
 
 
-def _backward(ctx, grad_y, _):
+def _backward(ctx, grad_y, _, grad_last):
+    grad_y = torch.zeros_like(ctx.saved_tensors[0]) if grad_y is None else grad_y
     if _derivatives.graph_wanted():
 
         def compute(*tensors):
-            y = selective_scan_torch(*_widened(*tensors), ctx.softplus)
-            return (y.to(tensors[0].dtype),)
+            *tensors, initial = tensors
+            y, last = selective_scan_torch(*_widened(*tensors), _turned(initial), ctx.softplus)
+            return y.to(tensors[0].dtype), _turned(last)
 
-        saved, needed = ctx.saved_tensors[:6], ctx.needs_input_grad[:6]
-        return *_derivatives.gradients(compute, saved, needed, (grad_y,)), None, None
-    *gradients, grad_skip = torch.ops.bwt.selective_scan_backward(
-        grad_y, *ctx.saved_tensors, ctx.softplus, ctx.every
+        saved, needed = ctx.saved_tensors[:7], ctx.needs_input_grad[:7]
+        found = _derivatives.gradients(compute, saved, needed, (grad_y, grad_last))
+        return *found, None, None, None
+    *gradients, grad_skip, grad_initial = torch.ops.bwt.selective_scan_backward(
+        grad_y, grad_last, *ctx.saved_tensors, ctx.softplus, ctx.every
     )
-    return *gradients, grad_skip if ctx.has_skip else None, None, None
+    grad_skip = grad_skip if ctx.has_skip else None
+    grad_initial = grad_initial if ctx.has_initial else None
+    return *gradients, grad_skip, grad_initial, None, None, None
 
 
 def _vmap(info, axes, *arguments):
-    (*tensors, softplus, every), size = arguments, info.batch_size
+    (*tensors, softplus, every, last), size = arguments, info.batch_size
     # A batched tensor does not say that gradients are wanted.
     every = every or (SCAN_CHUNK if _checks.is_recorded(*tensors) else 0)
-    u, delta, B, C = (_derivatives.folded(tensors[i], axes[i], size) for i in (0, 1, 3, 4))
+    u, delta, B, C, initial = (
+        _derivatives.folded(tensors[i], axes[i], size) for i in (0, 1, 3, 4, 6)
+    )
     A, D = tensors[2], tensors[5]
     if axes[2] is not None or axes[5] is not None or A.ndim == 3:
         A, D = _models(A, axes[2], 2, size), _models(D, axes[5], 1, size)
-    outputs = torch.ops.bwt.selective_scan(u, delta, A, B, C, D, softplus, every)
-    return tuple(_derivatives.unfolded(x, size) for x in outputs), (0, 0)
+    outputs = torch.ops.bwt.selective_scan(u, delta, A, B, C, D, initial, softplus, every, last)
+    return tuple(_derivatives.unfolded(x, size) for x in outputs), (0, 0, 0)
 
 
 def _models(x: Tensor | None, axis: int | None, ndim: int, size: int) -> Tensor | None:

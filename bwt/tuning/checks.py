@@ -90,11 +90,11 @@ def selective_scan(call: Call, mode: str, shape: tuple[int, int, int, int]) -> N
     tensors, grad_y = [x.to(dtype) for x in arguments], y.to(dtype)
     wide = [x.double().requires_grad_() for x in tensors]
     options = {"softplus": True, "every": SCAN_CHUNK}
-    y, states = call("selective_scan_forward", *tensors, **options)
+    y, states, _ = call("selective_scan_forward", *tensors, None, last=False, **options)
     expected = reference.selective_scan(*(x.detach().numpy() for x in wide), delta_softplus=True)
     _compare(("y",), (y,), (torch.from_numpy(expected),), mode, times=L)
 
-    found = call("selective_scan_backward", grad_y, *tensors, states, **options)
+    *found, _ = call("selective_scan_backward", grad_y, None, *tensors, None, states, **options)
     plain = selective_scan_torch(*wide, True)
     gradients = torch.autograd.grad(plain, wide, grad_y.double())
     names = [f"grad_{name}" for name in ("u", "delta", "A", "B", "C", "D")]

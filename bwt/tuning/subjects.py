@@ -163,7 +163,8 @@ def with_memory(launch, device: str):
     return launch._replace(arguments=arguments)
 
 
-LIMITS = {"BT": (16, 128), "BS": (16, 128), "BB": (1, 32), "BE": (1, 32), "PACK": (1, 4)}
+LIMITS = {"BT": (16, 128), "BS": (16, 128), "BB": (1, 32), "BE": (4, 128), "PACK": (1, 4)}
+LIMITS |= {"CH": (2, 16), "NR": (1, 32)}
 WARPS, STAGES = (1, 2, 4, 8, 16), (1, 2, 3)
 
 
@@ -174,6 +175,8 @@ def neighbours(subject: Subject, config):
         low, high = LIMITS.get(tile, (size, size))
         if dot and tile == "BB":
             low = 8
+        if tile == "NR":
+            high = min(high, subject.key.size)
         if short and tile == "BS":  # decides which calls the entry serves
             continue
         for other in (size // 2, size * 2):

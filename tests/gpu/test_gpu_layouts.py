@@ -54,20 +54,30 @@ def without_gradients(call, incoming):
 
 
 def selective_scan(
-    batch=2, steps=18, channels=5, states=4, every=16, models=(), dtype=torch.float32
+    batch=2,
+    steps=18,
+    channels=5,
+    states=4,
+    every=16,
+    models=(),
+    dtype=torch.float32,
+    handed_on=False,
 ):
     # As slices of one projection: no argument is contiguous.
     wide = randn(batch, steps, 2 * channels + 2 * states).to(dtype)
     u, delta, B, C = wide.split((channels, channels, states, states), -1)
     A, D = -randn(*models, states, channels).abs().mT, randn(*models, channels)
-    return torch.ops.bwt.selective_scan.default, (u, delta, A, B, C, D, True, every)
+    initial = randn(batch, channels, states).mT if handed_on else None
+    arguments = (u, delta, A, B, C, D, initial, True, every, handed_on)
+    return torch.ops.bwt.selective_scan.default, arguments
 
 
 def selective_scan_backward(**sizes):
     op, arguments = selective_scan(**sizes)
-    y, states = op(*arguments)
-    saved = (*arguments[:6], states, True, 16)
-    return torch.ops.bwt.selective_scan_backward.default, (torch.randn_like(y), *saved)
+    y, states, last = op(*arguments)
+    saved = (*arguments[:7], states, True, 16)
+    incoming = torch.randn_like(y), torch.randn_like(last) if last.numel() else None
+    return torch.ops.bwt.selective_scan_backward.default, (*incoming, *saved)
 
 
 def bijection_posterior():
@@ -106,6 +116,10 @@ CALLS = {
     "scan-no-states": lambda: selective_scan(every=0),
     "scan-backward": lambda: selective_scan_backward(),
     "scan-backward-empty": lambda: selective_scan_backward(batch=0),
+    "scan-handed-on": lambda: selective_scan(handed_on=True, dtype=torch.bfloat16),
+    "scan-handed-on-backward": lambda: selective_scan_backward(handed_on=True),
+    "scan-handed-on-empty": lambda: selective_scan(handed_on=True, steps=0),
+    "scan-handed-on-empty-backward": lambda: selective_scan_backward(handed_on=True, steps=0),
     "scan-models": lambda: selective_scan(models=(2,)),
     "scan-models-backward": lambda: selective_scan_backward(models=(2,)),
     "scan-models-backward-empty": lambda: selective_scan_backward(batch=0, models=(2,)),

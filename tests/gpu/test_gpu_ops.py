@@ -80,6 +80,12 @@ def test_selective_scan_of_halves(device, layout, dtype, models):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_selective_scan_from_a_state_to_the_last(device, layout, dtype):
+    gpu_bodies.handed_on_scan(device, layout, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_stacked_scan(device, dtype):
     gpu_bodies.stacked_scan(device, dtype)
 

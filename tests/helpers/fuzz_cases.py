@@ -217,6 +217,8 @@ def scan(rng) -> None:
     }
     if rng.integers(2):
         arguments["D"] = normal(rng, dtype, *models, channels)
+    if rng.integers(2):
+        arguments["initial_state"] = normal(rng, dtype, batch, channels, states)
     call = Call(
         "selective_scan",
         "selective_scan",

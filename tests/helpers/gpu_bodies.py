@@ -141,6 +141,21 @@ def selective_scan(device, shape, layout, dtype=torch.float32, models=None):
     scan_inputs.assert_gradients(tensors, grad, to_cpu(found), True)
 
 
+def handed_on_scan(device, layout, dtype=torch.float32):
+    """From an initial state to the last one, with the gradients of both."""
+    tensors = scan_inputs.draw(2, 18, 7, 3, dtype)
+    initial, grad_last = scan_inputs.draw_states(tensors)
+    place = partial(LAYOUTS[layout], device=device)
+    *inputs, start = leaves([*tensors, initial], place)
+    options = {"delta_softplus": True, "initial_state": start, "return_last_state": True}
+    y, last = ops.selective_scan(*inputs, **options)
+    grad = torch.randn(y.shape, dtype=dtype)
+    incoming = place(grad), place(grad_last)
+    found = torch.autograd.grad((y, last), (*inputs, start), incoming)
+    scan_inputs.assert_values(tensors, y.cpu(), True, initial, last.cpu())
+    scan_inputs.assert_gradients(tensors, grad, to_cpu(found), True, initial, grad_last)
+
+
 def stacked_scan(device, dtype):
     """vmap over models: one call of the kernel each way, against the reference of each model."""
     models = [scan_inputs.draw(2, 18, 5, 3, dtype, seed=seed) for seed in range(3)]
@@ -262,7 +277,8 @@ def _wide_hmm_arguments(device):
 
 def _scan_arguments(device):
     inputs = leaves(scan_inputs.draw(2, 20, 5, 3, torch.float32), partial(dense, device=device))
-    return torch.ops.bwt.selective_scan.default, (*inputs, True, 16)
+    initial = torch.randn(2, 3, 5, device=device, requires_grad=True)
+    return torch.ops.bwt.selective_scan.default, (*inputs, initial, True, 16, True)
 
 
 def _posterior_arguments(device):

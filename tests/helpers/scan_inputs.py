@@ -42,22 +42,40 @@ def assert_close(name, got, expected, bound):
     np.testing.assert_allclose(got, expected, rtol=0, atol=bound * scale, err_msg=name)
 
 
-def assert_values(tensors, y, softplus):
+def draw_states(tensors, seed=0):
+    """Two [B, E, N] as initial state and as gradient of the last one, float32 beside halves."""
+    rng = np.random.default_rng(seed)
+    shape = (len(tensors[0]), *tensors[2].shape[-2:])
+    wide = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
+    return [torch.from_numpy(rng.normal(size=shape)).to(wide) for _ in range(2)]
+
+
+def assert_values(tensors, y, softplus, initial=None, last=None):
     L, N = tensors[0].shape[1], tensors[2].shape[-1]
-    expected = reference.selective_scan(*to_arrays(tensors), delta_softplus=softplus)
+    (start,) = to_arrays([initial])
+    options = {"initial_state": start, "return_last_state": True}
+    expected = reference.selective_scan(*to_arrays(tensors), delta_softplus=softplus, **options)
     assert y.dtype == tensors[0].dtype
-    assert_close("y", y, expected, scan_error(y.dtype, L, N))
+    assert_close("y", y, expected[0], scan_error(y.dtype, L, N))
+    if last is not None:
+        assert last.dtype == (torch.float64 if y.dtype == torch.float64 else torch.float32)
+        assert_close("last state", last, expected[1], scan_error(last.dtype, L, 1))
 
 
-def assert_gradients(tensors, grad_y, gradients, softplus):
-    """gradients: of u, delta, A, B, C and D; the last may be missing."""
+def assert_gradients(tensors, grad_y, gradients, softplus, initial=None, grad_last=None):
+    """gradients: of u, delta, A, B, C, D and the initial state; the last ones may be missing."""
     (B, L, E), N = tensors[0].shape, tensors[2].shape[-1]
-    (weights,) = to_arrays([grad_y])
+    weights, start, grad_last = to_arrays([grad_y, initial, grad_last])
     expected = reference.selective_scan_backward(
-        weights, *to_arrays(tensors), delta_softplus=softplus
+        weights,
+        *to_arrays(tensors),
+        delta_softplus=softplus,
+        initial_state=start,
+        grad_last_state=grad_last,
     )
     terms = {"A": B * L, "B": E, "C": E, "D": B * L}
-    for name, x, got, want in zip(NAMES, tensors, gradients, expected, strict=False):
+    arguments = zip((*NAMES, "initial state"), (*tensors, initial), strict=True)
+    for (name, x), got, want in zip(arguments, gradients, expected, strict=False):
         assert got.dtype == (grad_y if x is None else x).dtype and got.isfinite().all(), name
         bound = scan_error(got.dtype, L, terms.get(name, N))
         assert_close(f"gradient of {name}", got, want, bound)

@@ -225,6 +225,14 @@ def scan_calls(rng, dtype) -> Iterator[Call]:
             (*rows, *more),
             error,
         )
+        state = {"initial_state": normal(rng, dtype, batch, channels, states)}
+        yield Call(
+            f"selective_scan from a state E{channels}",
+            "selective_scan",
+            {**rows, **more, **state, "delta_softplus": True},
+            (*rows, *more, *state),
+            error,
+        )
         yield Call(
             f"selective_scan_states E{channels}",
             "selective_scan_states",

@@ -77,6 +77,11 @@ def selective_scan(u, delta, A, B, C, D, backend="auto"):
     return ops.selective_scan(u, delta, -A.exp(), B, C, D, delta_softplus=True, backend=backend)
 
 
+def selective_scan_of_states(u, delta, A, B, C, state, backend="auto"):
+    options = {"initial_state": state, "return_last_state": True, "backend": backend}
+    return ops.selective_scan(u, delta, -A.exp(), B, C, **options)
+
+
 SIZES = {
     attention: [(1, 2, 3, 2), (1, 2, 4, 2), (1, 2, 4, 2)],
     attention_of_all: [(1, 1, 2, 3), (1, 1, 3, 3), (1, 1, 3, 3)],
@@ -91,6 +96,7 @@ SIZES = {
     hmm_smooth: [(3,), (3, 3), (3, 2)],
     bijection_posterior: [(3, 3)],
     selective_scan: [(2, 3, 2), (2, 3, 2), (2, 2), (2, 3, 2), (2, 3, 2), (2,)],
+    selective_scan_of_states: [(2, 3, 2), (2, 3, 2), (2, 2), (2, 3, 2), (2, 3, 2), (2, 2, 2)],
 }
 OPS = pytest.mark.parametrize("op", SIZES, ids=lambda op: op.__name__)
 
@@ -278,7 +284,7 @@ def test_gradients_of_each_sample(op):
 @pytest.mark.parametrize("backend", ["native", "reference"])
 def test_a_named_backend_refuses_what_it_cannot(op, backend):
     inputs = draw(op)
-    name = re.sub("self_|_of_(all|sum|models)", "", op.__name__)
+    name = re.sub("self_|_of_(all|sum|models|states)", "", op.__name__)
     message = f"^{name}: backend '{backend}' knows no derivatives of forward mode or torch.func; "
     with pytest.raises(RuntimeError, match=message) as caught:
         func.grad(loss(op, backend))(*inputs)

@@ -275,10 +275,11 @@ def test_a_sequence_in_two_parts():
 
 def test_nothing_is_saved_without_gradient():
     tensors = draw(1, 40, 3, 2)
-    assert torch.ops.bwt.selective_scan(*tensors, True, 0)[1].numel() == 0
-    assert torch.ops.bwt.selective_scan(*tensors, True, 16)[1].shape == (1, 2, 2, 3)
+    for every, shape in ((0, (1, 0, 2, 3)), (16, (1, 2, 2, 3))):
+        _, states, last = torch.ops.bwt.selective_scan(*tensors, None, True, every, False)
+        assert states.shape == shape and last.numel() == 0
     with pytest.raises(RuntimeError, match="every must be 0 to 16"):
-        torch.ops.bwt.selective_scan(*tensors, True, 17)
+        torch.ops.bwt.selective_scan(*tensors, None, True, 17, False)
 
 
 def test_mambapy_agrees():

@@ -11,10 +11,12 @@ from bwt.ops import selective_scan, selective_scan_states
 @pytest.mark.parametrize("softplus", [False, True])
 def test_gradcheck(skip, softplus):
     tensors = draw(2, 18, 3, 2, skip=skip, softplus=softplus)
-    leaves = [x.requires_grad_() for x in tensors if x is not None]
+    state = torch.linspace(-1, 1, 12, dtype=torch.float64).view(2, 3, 2)
+    leaves = [x.requires_grad_() for x in (state, *tensors) if x is not None]
 
-    def compute(*leaves):
-        return selective_scan(*leaves, delta_softplus=softplus)
+    def compute(state, *leaves):
+        options = {"initial_state": state, "return_last_state": True}
+        return selective_scan(*leaves, delta_softplus=softplus, **options)
 
     assert torch.autograd.gradcheck(compute, leaves)
 
@@ -24,10 +26,13 @@ def test_gradcheck(skip, softplus):
 def test_opcheck(skip, models):
     tensors = draw(2, 20, 5, 3, torch.float32, skip=skip, models=models)
     leaves = [None if x is None else x.clone().requires_grad_() for x in tensors]
-    torch.library.opcheck(torch.ops.bwt.selective_scan.default, (*leaves, True, 16))
-    y, states = torch.ops.bwt.selective_scan(*tensors, True, 16)
-    arguments = (torch.ones_like(y), *tensors, states, True, 16)
-    torch.library.opcheck(torch.ops.bwt.selective_scan_backward.default, arguments)
+    for state in (None, torch.ones(2, 3, 5)):
+        initial = None if state is None else state.clone().requires_grad_()
+        arguments = (*leaves, initial, True, 16, state is not None)
+        torch.library.opcheck(torch.ops.bwt.selective_scan.default, arguments)
+        y, states, _ = torch.ops.bwt.selective_scan(*tensors, state, True, 16, False)
+        arguments = (torch.ones_like(y), state, *tensors, state, states, True, 16)
+        torch.library.opcheck(torch.ops.bwt.selective_scan_backward.default, arguments)
 
 
 def test_module_compiles_without_graph_break():
@@ -69,6 +74,16 @@ BAD_INPUT = {
     "D": ((U, DELTA, A, B, C, D[:3]), {}, r"D must be \[E\] = \[4\] .*, got \[3\]"),
     "D dtype": ((U, DELTA, A, B, C, D.double()), {}, "D must be None or like u"),
     "D number": ((U, DELTA, A, B, C, 1.0), {}, "D must be None or like u .* got float"),
+    "state": (
+        (U, DELTA, A, B, C),
+        {"initial_state": D},
+        r"initial_state must be \[B, E, N\] = \[2, 4, 5\], got \[4\]",
+    ),
+    "state dtype": (
+        (U, DELTA, A, B, C),
+        {"initial_state": torch.zeros(2, 4, 5).double()},
+        "initial_state must be None or like u torch.float32 on cpu, got torch.float64 on cpu",
+    ),
     "backend": ((U, DELTA, A, B, C), {"backend": "numpy"}, "no backend 'numpy'; choose one of"),
 }
 
@@ -89,6 +104,10 @@ def test_triton_is_refused_for_cpu_tensors():
 def test_reference_backend():
     got = selective_scan(U, DELTA, A, B, C, D, delta_softplus=True, backend="reference")
     torch.testing.assert_close(got, selective_scan(U, DELTA, A, B, C, D, delta_softplus=True))
+    state = torch.ones(2, 4, 5)
+    options = {"initial_state": state, "return_last_state": True, "delta_softplus": True}
+    got = selective_scan(U, DELTA, A, B, C, D, backend="reference", **options)
+    torch.testing.assert_close(got, selective_scan(U, DELTA, A, B, C, D, **options))
     with pytest.raises(RuntimeError, match="backend 'reference' has no gradient"):
         selective_scan(U.clone().requires_grad_(), DELTA, A, B, C, backend="reference")
 

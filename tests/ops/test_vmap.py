@@ -44,6 +44,16 @@ def scan(skip=True):
     return Case(compute, inputs + parameters[1:], 2, *called)
 
 
+def handed_on_scan():
+    def compute(u, delta, A, B, C, state):
+        options = {"initial_state": state, "return_last_state": True}
+        return list(ops.selective_scan(u, delta, A, B, C, delta_softplus=True, **options))
+
+    u, delta, B, C = (randn(2, 18, n) for n in (4, 4, 3, 3))
+    called = ("selective_scan",), ("selective_scan_backward",)
+    return Case(compute, [u, delta, -randn(4, 3).abs(), B, C, randn(2, 4, 3)], 2, *called)
+
+
 def scan_of_models():
     """Each element of the axis has two models of its own."""
 
@@ -92,6 +102,7 @@ CASES = {
     "attention, of all": lambda: attention(("entropy",), causal=False),
     "selective_scan": lambda: scan(),
     "selective_scan, no skip": lambda: scan(skip=False),
+    "selective_scan, handed on": lambda: handed_on_scan(),
     "selective_scan, of models": lambda: scan_of_models(),
     "selective_scan_states": lambda: states(),
     "hmm_filter": lambda: hmm_filter(),

@@ -55,6 +55,51 @@ def test_models_are_scans_of_their_own(models, batch):
             np.testing.assert_allclose(got[part], want, atol=1e-13, err_msg=name)
 
 
+@pytest.mark.parametrize("softplus", [False, True])
+def test_an_initial_state_is_what_steps_before_left(softplus):
+    """Of 7 steps, the last 4 from the state after 3: as if the others had been taken, too."""
+    u, delta, A, B, C, D = to_arrays(draw(2, 7, 3, 2, softplus=softplus))
+    whole = unrolled(u, delta, A, B, C, D, softplus)
+    options = {"delta_softplus": softplus, "return_last_state": True}
+    y, state = reference.selective_scan(u[:, :3], delta[:, :3], A, B[:, :3], C[:, :3], D, **options)
+    np.testing.assert_allclose(y, whole[:, :3], atol=1e-13)
+    rest = u[:, 3:], delta[:, 3:], A, B[:, 3:], C[:, 3:], D
+    y, last = reference.selective_scan(*rest, **options, initial_state=state)
+    np.testing.assert_allclose(y, whole[:, 3:], atol=1e-13)
+    states = reference.selective_scan_states(u, delta, A, B, delta_softplus=softplus)
+    np.testing.assert_allclose(last, states[:, -1], atol=1e-13)
+
+
+def test_no_steps_leave_the_state():
+    u, delta, A, B, C, _ = to_arrays(draw(2, 0, 3, 4))
+    state = np.random.default_rng(0).normal(size=(2, 3, 4))
+    options = {"initial_state": state, "return_last_state": True}
+    _, last = reference.selective_scan(u, delta, A, B, C, **options)
+    np.testing.assert_array_equal(last, state)
+
+
+def test_backward_between_states_is_the_slope():
+    arrays = to_arrays(draw(2, 5, 3, 2))
+    rng = np.random.default_rng(0)
+    weights, start, end = rng.normal(size=(2, 5, 3)), *rng.normal(size=(2, 2, 3, 2))
+    got = reference.selective_scan_backward(
+        weights, *arrays, delta_softplus=True, initial_state=start, grad_last_state=end
+    )
+    for i, name in enumerate((*NAMES, "initial state")):
+        slope = np.zeros_like((*arrays, start)[i])
+        for place in np.ndindex(slope.shape):
+
+            def loss(step, i=i, place=place):
+                *moved, state = (x.copy() for x in (*arrays, start))
+                (*moved, state)[i][place] += step
+                options = {"initial_state": state, "return_last_state": True}
+                y, last = reference.selective_scan(*moved, delta_softplus=True, **options)
+                return (weights * y).sum() + (end * last).sum()
+
+            slope[place] = (loss(1e-5) - loss(-1e-5)) / 2e-5
+        np.testing.assert_allclose(got[i], slope, atol=1e-7, err_msg=name)
+
+
 def test_states_are_what_is_read_out():
     u, delta, A, B, C, _ = to_arrays(draw(2, 6, 3, 4))
     states = reference.selective_scan_states(u, delta, A, B)

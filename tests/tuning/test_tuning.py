@@ -115,7 +115,7 @@ def test_flow(interpreter, tmp_path):
     """From 4 warps the search goes to 2, where its clock is fastest, and writes the table."""
     said, entries, text, launches = interpreter.call("tune_here", "flow", [SCAN], str(tmp_path))
     [(tiles, warps, stages)] = entries[SCAN]
-    assert (warps, stages) == (2, 1) and tiles == {"CH": 16, "BE": 16}
+    assert (warps, stages) == (2, 1) and tiles == {"CH": 8, "BE": 128, "NR": 1}
     assert set(launches) == {"selective_scan_forward"}
     assert said[0].startswith("1/1 selective_scan forward fp32 4 (L5), about ")
     assert "chosen" in said[-1] and "1.20 times as fast" in said[-1]
@@ -202,7 +202,7 @@ def test_a_try_leaves_the_table_as_it_was():
 
 
 class TestTables:
-    CONFIG = configs.C(8, 3, CH=16, BE=4)
+    CONFIG = configs.C(8, 3, CH=16, BE=4, NR=1)
 
     def test_the_order_is_device_architecture_any(self, devices, monkeypatch):
         key = subjects.Key(*SCAN)

@@ -153,11 +153,16 @@ template <class T>
 void read_start(const ScanBackward<T>& a, const Tile<T>& tile, const BackwardScratch<T>& scratch) {
   const int64_t E = a.inputs.shape.channels, N = a.inputs.shape.states;
   const int64_t before = tile.first / a.inputs.every - 1;
-  if (before < 0) {
+  const T* rows = a.inputs.initial;
+  if (before >= 0) {
+    rows = a.states + (tile.batch * a.inputs.saved() + before) * N * E;
+  } else if (rows != nullptr) {
+    rows += tile.batch * N * E;
+  }
+  if (rows == nullptr) {
     clear(scratch.start, tile.vectors() * N * kLanes<T>);
   } else {
-    const T* saved = a.states + (tile.batch * a.inputs.saved() + before) * N * E;
-    read_rows(saved + tile.channel, E, N, tile.width, scratch.start);
+    read_rows(rows + tile.channel, E, N, tile.width, scratch.start);
   }
 }
 
@@ -191,8 +196,8 @@ void sum_channels(const T* sums, int64_t count, T* to) {
 template <class T>
 void backward_entry(const ScanBackward<T>& a, int64_t batch, BackwardScratch<T>& scratch) {
   const ScanShape& shape = a.inputs.shape;
-  const int64_t steps = a.inputs.every, N = shape.states;
-  scratch.carried.clear();
+  const int64_t steps = a.inputs.every, E = shape.channels, N = shape.states;
+  scratch.carried.read(a.grad_last == nullptr ? nullptr : a.grad_last + batch * N * E, E);
   for (int64_t first = round_down(shape.steps - 1, steps); first >= 0; first -= steps) {
     clear(scratch.grad_B, steps * N * kLanes<T>);
     clear(scratch.grad_C, steps * N * kLanes<T>);
@@ -204,6 +209,7 @@ void backward_entry(const ScanBackward<T>& a, int64_t batch, BackwardScratch<T>&
     sum_channels(scratch.grad_B, count * N, a.grad_B + begin);
     sum_channels(scratch.grad_C, count * N, a.grad_C + begin);
   }
+  if (a.grad_initial != nullptr) scratch.carried.write(a.grad_initial + batch * N * E, E);
 }
 
 template <class T>

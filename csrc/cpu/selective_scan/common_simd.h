@@ -161,6 +161,14 @@ struct Blocks {
 
   T* at(int64_t channel, int64_t n) const { return data + channel * states + n * kLanes<T>; }
   void clear() const { BWT_SIMD::clear(data, count); }
+  // From rows [N,E], or zeros from null; and back.
+  void read(const T* rows, int64_t channels) const {
+    if (rows == nullptr) return clear();
+    read_rows(rows, channels, states, channels, data);
+  }
+  void write(T* rows, int64_t channels) const {
+    write_rows(data, states, channels, rows, channels);
+  }
 
   int64_t states;
   int64_t count;

@@ -92,12 +92,14 @@ template <class T>
 void forward_entry(const ScanForward<T>& a, int64_t batch, ForwardScratch<T>& scratch) {
   const ScanShape& shape = a.inputs.shape;
   const int64_t steps = a.inputs.every > 0 ? a.inputs.every : kScanChunk;
-  scratch.state.clear();
+  const int64_t E = shape.channels, begin = batch * shape.states * E;
+  scratch.state.read(a.inputs.initial == nullptr ? nullptr : a.inputs.initial + begin, E);
   for (int64_t first = 0; first < shape.steps; first += steps) {
     for (int64_t channel = 0; channel < shape.channels; channel += kTile * kLanes<T>) {
       forward_tile(a, Tile<T>(shape, batch, first, steps, channel), scratch);
     }
   }
+  if (a.last != nullptr) scratch.state.write(a.last + begin, E);
 }
 
 template <class T>
@@ -108,7 +110,7 @@ void forward_entries(const ScanForward<T>& a, int64_t begin, int64_t end, void* 
   ForwardScratch<T> scratch(shape, arena);
   for (int64_t batch = begin; batch < end;) {
     const int64_t model = batch / entries, last = smaller(end, (model + 1) * entries);
-    const ScanForward<T> own{a.inputs.of_model(model), a.y, a.states};
+    const ScanForward<T> own{a.inputs.of_model(model), a.y, a.states, a.last};
     scratch.rates.fill(own.inputs);
     for (; batch < last; ++batch) forward_entry(own, batch, scratch);
   }

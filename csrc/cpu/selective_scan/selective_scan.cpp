@@ -28,7 +28,7 @@ int64_t models_of(const Tensor& A) { return A.dim() == 3 ? A.size(0) : 1; }
 
 ArgumentCheck check_arguments(const Tensor& u, const Tensor& delta, const Tensor& A,
                               const Tensor& B, const Tensor& C, const std::optional<Tensor>& D,
-                              int64_t every) {
+                              const std::optional<Tensor>& initial, int64_t every) {
   const ArgumentCheck check("selective_scan", u.scalar_type(), "u");
   check.that(u.dim() == 3, "u");
   check.that(A.dim() == 2 || A.dim() == 3, "A");
@@ -42,6 +42,7 @@ ArgumentCheck check_arguments(const Tensor& u, const Tensor& delta, const Tensor
   check.sizes("C", C, {batch, steps, states});
   if (D) check.shared_or_own("D", *D, models, {channels});
   if (D) check.that(D->dim() == A.dim() - 1, "D");
+  check.sizes("initial", initial, {batch, states, channels});
   STD_TORCH_CHECK(0 <= every && every <= kScanChunk, "selective_scan: every must be 0 to ",
                   kScanChunk);
   return check;
@@ -50,13 +51,15 @@ ArgumentCheck check_arguments(const Tensor& u, const Tensor& delta, const Tensor
 // Tensors in the layout that the kernels take.
 struct Inputs {
   Inputs(const Tensor& u, const Tensor& delta, const Tensor& A, const Tensor& B, const Tensor& C,
-         const std::optional<Tensor>& D, bool softplus, int64_t every)
+         const std::optional<Tensor>& D, const std::optional<Tensor>& initial, bool softplus,
+         int64_t every)
       : u(packed_rows(u)),
         delta(packed_rows(delta)),
         A(packed(A)),
         B(packed_rows(B)),
         C(packed_rows(C)),
         D(packed(D)),
+        initial(packed(initial)),
         softplus(softplus),
         every(every) {}
 
@@ -70,18 +73,20 @@ struct Inputs {
             rows_of<T>(B),
             rows_of<T>(C),
             data<T>(A),
-            D ? data<T>(*D) : nullptr};
+            D ? data<T>(*D) : nullptr,
+            initial ? data<T>(*initial) : nullptr};
   }
 
   Tensor u, delta, A, B, C;
-  std::optional<Tensor> D;
+  std::optional<Tensor> D, initial;
   bool softplus;
   int64_t every;
 };
 
 template <class T>
-void forward(const Inputs& inputs, const Tensor& y, const Tensor& states) {
-  const ScanForward<T> a{inputs.arguments<T>(), mutable_data<T>(y), mutable_data<T>(states)};
+void forward(const Inputs& inputs, const Tensor& y, const Tensor& states, const Tensor& last) {
+  const ScanForward<T> a{inputs.arguments<T>(), mutable_data<T>(y), mutable_data<T>(states),
+                         last.numel() > 0 ? mutable_data<T>(last) : nullptr};
   const ScanShape& shape = a.inputs.shape;
   const int64_t grain = 1 + 32768 / (1 + shape.steps * shape.channels * shape.states);
   torch::stable::parallel_for(0, shape.batch, grain, [&](int64_t begin, int64_t end) {
@@ -90,24 +95,31 @@ void forward(const Inputs& inputs, const Tensor& y, const Tensor& states) {
   });
 }
 
-std::tuple<Tensor, Tensor> selective_scan_forward(const Tensor& u, const Tensor& delta,
-                                                  const Tensor& A, const Tensor& B, const Tensor& C,
-                                                  const std::optional<Tensor>& D, bool softplus,
-                                                  int64_t every) {
-  check_arguments(u, delta, A, B, C, D, every);
-  const Inputs inputs(u, delta, A, B, C, D, softplus, every);
+std::tuple<Tensor, Tensor, Tensor> selective_scan_forward(const Tensor& u, const Tensor& delta,
+                                                          const Tensor& A, const Tensor& B,
+                                                          const Tensor& C,
+                                                          const std::optional<Tensor>& D,
+                                                          const std::optional<Tensor>& initial,
+                                                          bool softplus, int64_t every, bool last) {
+  check_arguments(u, delta, A, B, C, D, initial, every);
+  const Inputs inputs(u, delta, A, B, C, D, initial, softplus, every);
   const int64_t saved = every > 0 ? u.size(1) / every : 0;
   const Tensor y = allocate(u, u.sizes());
   const Tensor states = allocate(u, {u.size(0), saved, A.size(-1), u.size(2)});
+  Tensor end_state = allocate(u, {u.size(0), A.size(-1), last ? u.size(2) : 0});
   if (u.numel() > 0) {
     auto run = u.scalar_type() == ScalarType::Float ? forward<float> : forward<double>;
-    run(inputs, y, states);
+    run(inputs, y, states, end_state);
+  } else if (initial) {
+    if (last) torch::stable::copy_(end_state, *initial);
+  } else {
+    torch::stable::zero_(end_state);
   }
-  return {y, states};
+  return {y, states, end_state};
 }
 
 struct Gradients {
-  Tensor u, delta, A, B, C, D;
+  Tensor u, delta, A, B, C, D, initial;
 };
 
 template <class T>
@@ -133,7 +145,7 @@ void write_sums(const ScanShape& shape, int64_t pieces, const T* rate_sums, cons
 
 template <class T>
 void backward(const Inputs& inputs, const Tensor& states, const Tensor& grad_y,
-              const Gradients& gradients) {
+              const std::optional<Tensor>& grad_last, const Gradients& gradients) {
   const ScanInputs<T> arguments = inputs.arguments<T>();
   const ScanShape& shape = arguments.shape;
   const int64_t E = shape.channels, N = shape.states, models = shape.models;
@@ -146,12 +158,14 @@ void backward(const Inputs& inputs, const Tensor& states, const Tensor& grad_y,
   const ScanBackward<T> a{arguments,
                           data<T>(states),
                           rows_of<T>(grad_y),
+                          grad_last ? data<T>(*grad_last) : nullptr,
                           mutable_data<T>(gradients.u),
                           mutable_data<T>(gradients.delta),
                           mutable_data<T>(gradients.B),
                           mutable_data<T>(gradients.C),
                           sums.data(),
-                          skip_sums};
+                          skip_sums,
+                          inputs.initial ? mutable_data<T>(gradients.initial) : nullptr};
   torch::stable::parallel_for(0, models * pieces, 1, [&](int64_t begin, int64_t end) {
     std::vector<char> scratch(BWT_SIMD_CALL(scratch_bytes, a));
     BWT_SIMD_CALL(backward_pieces, a, begin, end, pieces, scratch.data());
@@ -163,29 +177,40 @@ void backward(const Inputs& inputs, const Tensor& states, const Tensor& grad_y,
   }
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> selective_scan_backward(
-    const Tensor& grad_y, const Tensor& u, const Tensor& delta, const Tensor& A, const Tensor& B,
-    const Tensor& C, const std::optional<Tensor>& D, const Tensor& states, bool softplus,
-    int64_t every) {
-  const ArgumentCheck same = check_arguments(u, delta, A, B, C, D, every);
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> selective_scan_backward(
+    const Tensor& grad_y, const std::optional<Tensor>& grad_last, const Tensor& u,
+    const Tensor& delta, const Tensor& A, const Tensor& B, const Tensor& C,
+    const std::optional<Tensor>& D, const std::optional<Tensor>& initial, const Tensor& states,
+    bool softplus, int64_t every) {
+  const ArgumentCheck same = check_arguments(u, delta, A, B, C, D, initial, every);
   same.that(every > 0, "every");
-  same.sizes("grad_y", grad_y, {u.size(0), u.size(1), u.size(2)});
-  same.sizes("states", states, {u.size(0), u.size(1) / every, A.size(-1), u.size(2)});
+  const int64_t batch = u.size(0), N = A.size(-1), E = u.size(2);
+  same.sizes("grad_y", grad_y, {batch, u.size(1), E});
+  same.sizes("grad_last", grad_last, {batch, N, E});
+  same.sizes("states", states, {batch, u.size(1) / every, N, E});
   // All of them are written, if anything is computed.
   const bool some = u.numel() > 0;
   auto like = [some](const Tensor& x, torch::headeronly::IntHeaderOnlyArrayRef sizes) {
     return some ? allocate(x, sizes) : torch::stable::new_zeros(x, sizes);
   };
   const auto sizes = A.sizes();
-  const Gradients gradients{like(u, u.sizes()), like(u, u.sizes()),
-                            like(A, sizes),     like(B, B.sizes()),
-                            like(C, C.sizes()), like(A, sizes.slice(0, sizes.size() - 1))};
+  const Gradients gradients{like(u, u.sizes()),
+                            like(u, u.sizes()),
+                            like(A, sizes),
+                            like(B, B.sizes()),
+                            like(C, C.sizes()),
+                            like(A, sizes.slice(0, sizes.size() - 1)),
+                            initial ? like(A, initial->sizes()) : allocate(A, {0})};
   if (some) {
     auto run = u.scalar_type() == ScalarType::Float ? backward<float> : backward<double>;
-    run(Inputs(u, delta, A, B, C, D, softplus, every), packed(states), packed_rows(grad_y),
-        gradients);
+    run(Inputs(u, delta, A, B, C, D, initial, softplus, every), packed(states), packed_rows(grad_y),
+        packed(grad_last), gradients);
+  } else if (initial && grad_last) {
+    Tensor grad_initial = gradients.initial;
+    torch::stable::copy_(grad_initial, *grad_last);
   }
-  return {gradients.u, gradients.delta, gradients.A, gradients.B, gradients.C, gradients.D};
+  return {gradients.u, gradients.delta, gradients.A,      gradients.B,
+          gradients.C, gradients.D,     gradients.initial};
 }
 
 }  // namespace
