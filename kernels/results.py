@@ -32,10 +32,15 @@ def attention(q: Tensor, k: Tensor, weights: bool, entropy: bool) -> tuple[Tenso
 
 
 def hmm_filter(observations: Tensor, initial: Tensor) -> tuple[Tensor, ...]:
-    """filtered, predicted, log_likelihood."""
+    """filtered, predicted, log_likelihood; that of halves is float32."""
     batch, steps = observations.shape
     rows = (batch, steps, initial.shape[-1])
-    return initial.new_empty(rows), initial.new_empty(rows), initial.new_empty((batch,))
+    wide = torch.float32 if initial.dtype in HALVES else initial.dtype
+    return (
+        initial.new_empty(rows),
+        initial.new_empty(rows),
+        initial.new_empty((batch,), dtype=wide),
+    )
 
 
 def selective_scan(u: Tensor, A: Tensor, every: int, last: bool) -> tuple[Tensor, ...]:

@@ -12,16 +12,22 @@ predicted [B, T, S], log_likelihood [B]. After an impossible observation (c_t = 
 later predicted are 0, log_likelihood is -inf and the sequence has no gradient. Sequences whose
 probabilities leave the range of floats are done again (exact.py), without asking the host.
 
-Three ways lead there, all of them without atomics, so that equal calls have equal results:
-    rows    a program holds few sequences and their matrices in registers; T steps of S^2
-            multiply-adds for each sequence, one after another.
+Three ways lead there (paths.py chooses), all of them without atomics, so that equal calls have
+equal results:
+    rows    whole sequences, T steps of S^2 multiply-adds for each, one after another. With up to 16
+            states a lane has a state (few_states.py), with more of them a program has a sequence
+            and its matrix in registers (many_states.py).
     dot     transition is shared and S > 16: 16 sequences a program, tiles of exact products.
-    chunks  few long sequences, S <= 16, cut into N = sqrt(2 T) pieces of L = T / N steps.
+    chunks  few sequences, S <= 16, cut into N pieces of L = T / N steps.
             (1) Each piece is filtered from every state: S rows, T S^3 multiply-adds in all.
             (2) A scan over the N pieces of a sequence, N S^2, finds where they truly start.
             (3) They are filtered from there, T S^2. So S + 1 times the work of `rows`, in
-            2 L + N instead of T steps after each other: for T = 100000, 895 of them. Gradients
-            likewise, with S + 1 rows for each piece in (1), as the adjoint is an affine map.
+            2 L + N instead of T steps after each other. Gradients likewise, with S + 1 rows for
+            each piece in (1), as the adjoint is an affine map.
+The likelihood is left by the kernel that knows it, and nothing is cleared beforehand: a call is two
+launches, with pieces four.
+
+Parameters may be halves, which are computed in float32; gradients are of float32 and float64.
 """
 
 from itertools import islice
@@ -32,26 +38,32 @@ import triton
 
 from .. import launching, results
 from ..configs import Config, Launch, architecture, lookup
-from .backward import hmm_filter_backward_kernel, hmm_filter_ends_kernel
+from ..contracts import HALVES
+from . import few_states, few_states_backward, many_states, many_states_backward
 from .exact import hmm_filter_exact_kernel
-from .forward import hmm_filter_forward_kernel, hmm_filter_starts_kernel
-from .paths import SMALL_STATES, Plan, plan
+from .paths import FEW_STATES, Plan, plan, processors
 
 OP = "hmm_filter"
-SUMMED_SYMBOLS = 32  # up to here gradients of emission are summed in registers
+# Up to here gradients of emission are summed in registers.
+SUMMED_SYMBOLS = {torch.float32: 32, torch.float64: 16}
 SMALL = {torch.float32: 2.0**-40, torch.float64: 2.0**-400}  # as in steps.py
-MODES = {torch.float32: "fp32", torch.float64: "fp64"}
+MODES = {
+    torch.float32: "fp32",
+    torch.float64: "fp64",
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+}
 
 
 def hmm_filter_forward(observations, initial, transition, emission, lengths=None, *, path=None):
-    """(filtered, predicted, log_likelihood), in the dtype of emission."""
+    """(filtered, predicted, log_likelihood), in the dtype of emission; log_likelihood of halves is
+    float32."""
     model = Model.of(observations, initial, transition, emission, lengths, path)
-    filtered, predicted, log_likelihood = results.hmm_filter(observations, initial)
+    outputs = results.hmm_filter(observations, initial)
     if observations.numel() == 0:
-        return filtered, predicted, log_likelihood.zero_()
-    parts = emission.new_empty((len(observations), model.plan.chunks), dtype=torch.float64)
-    model.run_forward(filtered, predicted, parts)
-    return filtered, predicted, parts.sum(1).to(emission.dtype)
+        return *outputs[:2], outputs[2].zero_()
+    model.run_forward(outputs)
+    return outputs
 
 
 def hmm_filter_backward(
@@ -71,11 +83,17 @@ def hmm_filter_backward(
     exact=None,
 ):
     """(grad_initial, grad_transition, grad_emission), summed over the batch where parameters are
-    shared. Incoming gradients may be None.
+    shared. Incoming gradients may be None. Halves are not served: what is saved of them would be
+    too coarse.
 
     exact(marks [B]) gives the same for sequences that turn out to be delicate, which are then left
     out here; to see whether there are any, the host waits. Without it they are not looked for.
     """
+    if emission.dtype in HALVES:
+        raise ValueError(
+            f"hmm_filter: gradients are of float32 and float64 parameters, got {emission.dtype}; "
+            "call bwt.ops.hmm_filter, which widens them"
+        )
     incoming = (grad_filtered, grad_predicted, grad_log_likelihood)
     if observations.numel() == 0 or all(x is None for x in incoming):
         return tuple(x.zero_() for x in results.dense(initial, transition, emission))
@@ -98,13 +116,13 @@ def hmm_filter_backward(
 
 
 class Sums(NamedTuple):
-    """What the backward kernels leave behind; see hmm_filter_backward_kernel."""
+    """What the backward kernels leave behind; see the two hmm_filter_backward_kernel."""
 
     outgoing: torch.Tensor
-    adjoint: torch.Tensor | None
-    weights: torch.Tensor | None
-    grad_transition: torch.Tensor | None
-    grad_emission: torch.Tensor | None
+    adjoint: torch.Tensor | None = None
+    weights: torch.Tensor | None = None
+    grad_transition: torch.Tensor | None = None
+    grad_emission: torch.Tensor | None = None
 
 
 class Model(NamedTuple):
@@ -120,7 +138,7 @@ class Model(NamedTuple):
     @classmethod
     def of(cls, observations, initial, transition, emission, lengths, path):
         (B, T), S = observations.shape, emission.shape[-2]
-        way = plan(B, T, S, transition.ndim == 3, path)
+        way = plan(B, T, S, transition.ndim == 3, path, processors(observations.device))
         parameters = (x.contiguous() for x in (observations, initial, transition, emission))
         return cls(*parameters, None if lengths is None else lengths.contiguous(), way)
 
@@ -132,10 +150,15 @@ class Model(NamedTuple):
     def padded(self) -> int:
         return max(4, triton.next_power_of_2(self.emission.shape[-2]))
 
+    @property
+    def few(self) -> bool:
+        return self.sizes[2] <= FEW_STATES
+
     def config(self, kernel: str, arch: str) -> Config:
         if kernel in ("forward", "backward"):
             kernel = f"dot_{kernel}" if self.plan.path == "dot" else f"rows_{kernel}"
-        return lookup(OP, kernel, MODES[self.emission.dtype], self.padded, arch)[0]
+        mode = "fp64" if self.emission.dtype == torch.float64 else "fp32"  # of the arithmetic
+        return lookup(OP, kernel, mode, self.padded, arch)[0]
 
     def common(self) -> dict:
         _, T, S, V = self.sizes
@@ -146,68 +169,84 @@ class Model(NamedTuple):
             "emission": self.emission,
             "T": T,
             "V": V,
-            "chunk": self.plan.chunk,
-            "chunks": self.plan.chunks,
             "transition_stride": S * S if self.transition.ndim == 3 else 0,
             "emission_stride": S * V if self.emission.ndim == 3 else 0,
             "HAS_LENGTHS": self.lengths is not None,
-            "DOT": self.plan.path == "dot",
             "S": S,
             "SP": self.padded,
         }
 
-    def new_marks(self):
-        """[B] int32: sequences that turn out to be delicate will be set."""
-        return self.emission.new_zeros(self.sizes[:1], dtype=torch.int32)
+    def recursion(self) -> dict:
+        """What the kernels of the recursion take besides."""
+        if not self.few:
+            return self.common() | {"DOT": self.plan.path == "dot"}
+        _, chunk, chunks = self.plan
+        return self.common() | {"chunk": chunk, "chunks": chunks, "PIECES": chunks > 1}
 
-    def run_forward(self, filtered, predicted, parts) -> None:
+    def new_marks(self):
+        """[B] int32: tells of sequences that turn out to be delicate."""
+        return self.emission.new_empty(self.sizes[:1], dtype=torch.int32)
+
+    def run_forward(self, outputs) -> None:
         def launches(*tensors):
-            outputs = tensors[len(inputs) :]
             model = Model(*tensors[: len(inputs)], way)
-            return model.forward_launches(*outputs, architecture(parts.device))
+            return model.forward_launches(*tensors[len(inputs) :], architecture(device))
 
         *inputs, way = self
-        outputs = (filtered, predicted, parts, self.new_marks())
+        device = self.emission.device
+        outputs = (*outputs, self.new_marks())
         launching.run(("hmm_filter_forward", way), inputs, outputs, launches)
 
-    def forward_launches(self, filtered, predicted, parts, delicate, arch) -> list[Launch]:
-        """What hmm_filter_forward runs; parts [B, chunks] are log-likelihoods of pieces."""
-        B, _, S, _ = self.sizes
-        chunks = self.plan.chunks
-        config = self.config("forward", arch)
-        initial, stride = self.initial, S if self.initial.ndim == 2 else 0
-        launches = []
-        if self.plan.path == "chunks":
-            final = self.emission.new_empty((B, chunks, S, S))
-            logs = parts.new_empty((B, chunks, S))
-            starts = self.emission.new_empty((B, chunks, S))
-            arguments = self.common() | {"initial": None, "initial_stride": 0, "BASIS": True}
-            arguments |= {"filtered": None, "predicted": None, "final": final}
-            arguments |= {"log_likelihood": logs, "rows": B * chunks * S}
-            grid = triton.cdiv(B * chunks * S, config.tiles["BB"])
-            arguments |= {"delicate": delicate}
-            launches.append(Launch(hmm_filter_forward_kernel, grid, arguments, config))
-            scan = {"initial": initial, "initial_stride": stride, "chunks": chunks}
-            scan |= {"final": final, "log_likelihood": logs, "starts": starts}
-            scan |= {"delicate": delicate, "S": S, "SP": self.padded}
-            one = self.config("starts", arch)
-            launches.append(Launch(hmm_filter_starts_kernel, B, scan, one))
-            initial, stride = starts, S
-        arguments = self.common() | {"initial": initial, "initial_stride": stride, "BASIS": False}
-        arguments |= {"filtered": filtered, "predicted": predicted, "final": None}
-        arguments |= {"log_likelihood": parts, "rows": B * chunks, "delicate": delicate}
-        grid = triton.cdiv(B * chunks, config.tiles["BB"])
-        launches.append(Launch(hmm_filter_forward_kernel, grid, arguments, config))
-        return [*launches, self._exact(filtered, predicted, parts, delicate)]
-
-    def _exact(self, filtered, predicted, parts, delicate) -> Launch:
-        """What is delicate, again; the others take next to no time."""
+    def forward_launches(self, filtered, predicted, log_likelihood, delicate, arch) -> list[Launch]:
+        """What hmm_filter_forward runs."""
+        outputs = {"filtered": filtered, "predicted": predicted}
+        outputs |= {"log_likelihood": log_likelihood, "delicate": delicate}
         S = self.sizes[2]
-        dropped = ("chunk", "DOT")
-        arguments = {name: x for name, x in self.common().items() if name not in dropped}
-        arguments |= {"initial": self.initial, "initial_stride": S * (self.initial.ndim - 1)}
-        arguments |= {"filtered": filtered, "predicted": predicted, "log_likelihood": parts}
-        arguments |= {"delicate": delicate}
+        start = {"initial": self.initial, "initial_stride": S * (self.initial.ndim - 1)}
+        exact = self._exact(start | outputs)
+        if not self.few:
+            config, B = self.config("forward", arch), self.sizes[0]
+            arguments = self.recursion() | start | outputs | {"rows": B}
+            grid = triton.cdiv(B, config.tiles["BB"])
+            kernel = many_states.hmm_filter_forward_kernel
+            return [Launch(kernel, grid, arguments, config), exact]
+        if self.plan.path != "chunks":
+            return [self._few_forward(start | outputs, arch), exact]
+        starts, launches = self._starts(start, log_likelihood, delicate, arch)
+        start = {"initial": starts, "initial_stride": S}
+        return [*launches, self._few_forward(start | outputs, arch), exact]
+
+    def _few_forward(self, outputs, arch, basis=None) -> Launch:
+        """Of all pieces from where they start; with `basis`, from every state."""
+        (B, T, S, _), (_, chunk, chunks) = self.sizes, self.plan
+        config, rows = self.config("forward", arch), B * chunks * (S if basis else 1)
+        arguments = self.recursion() | {"final": None, "BASIS": False} | outputs
+        arguments |= {"rows": rows, "RAGGED": self.lengths is not None or chunk * chunks != T}
+        grid = triton.cdiv(rows, config.tiles["BB"])
+        arguments |= basis or {}
+        return Launch(few_states.hmm_filter_forward_kernel, grid, arguments, config)
+
+    def _starts(self, start, total, delicate, arch):
+        """Where pieces truly start, and the launches that find it."""
+        (B, _, S, _), (_, chunk, chunks), new = self.sizes, self.plan, total.new_empty
+        final, starts = new((B, chunks, S, S)), new((B, chunks, S))
+        logs = new((B, chunks, S), dtype=torch.float64)
+        marks = new((B, chunks, S), dtype=torch.int32)
+        basis = {"BASIS": True, "initial": None, "initial_stride": 0, "final": final}
+        basis |= {"filtered": None, "predicted": None, "log_likelihood": logs, "delicate": marks}
+        scan = start | {"final": final, "log_likelihood": logs, "marks": marks, "starts": starts}
+        scan |= {"total": total, "delicate": delicate, "chunk": chunk, "chunks": chunks}
+        names = ("lengths", "T", "HAS_LENGTHS", "S", "SP")
+        scan |= {name: x for name, x in self.common().items() if name in names}
+        one = self.config("starts", arch)
+        return starts, [
+            self._few_forward({}, arch, basis),
+            Launch(few_states.hmm_filter_starts_kernel, B, scan, one),
+        ]
+
+    def _exact(self, arguments) -> Launch:
+        """What is delicate, again; the others take next to no time."""
+        arguments = self.common() | arguments
         config = Config({"BK": min(16, self.padded)}, max(1, self.padded // 32), 1)
         return Launch(hmm_filter_exact_kernel, self.sizes[0], arguments, config)
 
@@ -222,6 +261,8 @@ class Model(NamedTuple):
 
         *arguments, way = self
         arch, delicate = architecture(self.emission.device), self.new_marks()
+        if self.plan.chunks > 1:
+            delicate.zero_()
         sums = self.empty_sums(arch)
         inputs, outputs = (*arguments, *incoming, *saved), (*sums, delicate)
         launching.run(("hmm_filter_backward", way), inputs, outputs, launches)
@@ -231,48 +272,52 @@ class Model(NamedTuple):
         B, T, S, V = self.sizes
         rows = B * self.plan.chunks
         programs = triton.cdiv(rows, self.config("backward", arch).tiles["BB"])
-        new, small = self.emission.new_empty, S <= SMALL_STATES
+        new, few = self.emission.new_empty, self.few
         own_transition, own_emission = (x.ndim == 3 for x in (self.transition, self.emission))
-        summed = small and V <= SUMMED_SYMBOLS
+        summed = few and SUMMED_SYMBOLS[self.emission.dtype] >= V
         return Sums(
             new((rows, S)),
-            None if small else new((B, T, S)),
+            None if few else new((B, T, S)),
             None if summed else new((B, T, S)),
-            new((rows if own_transition else programs, S, S)) if small else None,
+            new((rows if own_transition else programs, S, S)) if few else None,
             new((rows if own_emission else programs, S, V)) if summed else None,
         )
 
     def backward_launches(self, incoming, saved, sums: Sums, delicate, arch) -> list[Launch]:
         """What hmm_filter_backward runs."""
-        B, _, S, V = self.sizes
-        chunks = self.plan.chunks
-        config = self.config("backward", arch)
         names = ("filtered", "predicted", "log_likelihood")
-        common = self.common() | dict(zip(names, saved, strict=True))
+        given = dict(zip(names, saved, strict=True)) | {"delicate": delicate}
         for name, gradient in zip(names, incoming, strict=True):
-            common |= {f"grad_{name}": gradient, f"HAS_GRAD_{name.upper()}": gradient is not None}
-        common |= {"OWN_TRANSITION": self.transition.ndim == 3}
-        common |= {"OWN_EMISSION": self.emission.ndim == 3, "delicate": delicate}
-        ends, launches = None, []
+            given |= {f"grad_{name}": gradient, f"HAS_GRAD_{name.upper()}": gradient is not None}
+        if not self.few:
+            config, B = self.config("backward", arch), self.sizes[0]
+            stored = {"outgoing": sums.outgoing, "adjoint": sums.adjoint, "weights": sums.weights}
+            arguments = self.recursion() | given | stored | {"rows": B}
+            grid = triton.cdiv(B, config.tiles["BB"])
+            kernel = many_states_backward.hmm_filter_backward_kernel
+            return [Launch(kernel, grid, arguments, config)]
+        launches = []
         if self.plan.path == "chunks":
-            maps = self.emission.new_empty((B, chunks, S + 1, S))
-            ends = self.emission.new_empty((B, chunks, S))
-            rows = B * chunks * (S + 1)
-            arguments = common | Sums(maps, None, None, None, None)._asdict()
-            arguments |= {"incoming": None, "HAS_INCOMING": False, "BASIS": True, "rows": rows}
-            arguments |= {"SUM_TRANSITION": False, "SUM_EMISSION": False, "BV": 1}
-            grid = triton.cdiv(rows, config.tiles["BB"])
-            launches.append(Launch(hmm_filter_backward_kernel, grid, arguments, config))
+            (B, _, S, _), chunks, new = self.sizes, self.plan.chunks, self.emission.new_empty
+            maps, ends = new((B, chunks, S + 1, S)), new((B, chunks, S))
+            launches.append(self._few_backward(given, Sums(maps), arch, basis=True))
             scan = {"outgoing": maps, "ends": ends, "chunks": chunks, "S": S, "SP": self.padded}
-            one = self.config("ends", arch)
-            launches.append(Launch(hmm_filter_ends_kernel, B, scan, one))
-        summed = sums.grad_emission is not None
-        arguments = common | sums._asdict() | {"incoming": ends, "HAS_INCOMING": ends is not None}
-        arguments |= {"BASIS": False, "SUM_TRANSITION": sums.grad_transition is not None}
-        arguments |= {"SUM_EMISSION": summed, "BV": triton.next_power_of_2(V) if summed else 1}
-        arguments |= {"rows": B * chunks}
-        grid = triton.cdiv(B * chunks, config.tiles["BB"])
-        return [*launches, Launch(hmm_filter_backward_kernel, grid, arguments, config)]
+            kernel = few_states_backward.hmm_filter_ends_kernel
+            launches.append(Launch(kernel, B, scan, self.config("ends", arch)))
+            given |= {"incoming": ends, "HAS_INCOMING": True}
+        return [*launches, self._few_backward(given, sums, arch)]
+
+    def _few_backward(self, given, sums: Sums, arch, basis=False) -> Launch:
+        B, _, S, V = self.sizes
+        config, rows = self.config("backward", arch), B * self.plan.chunks * (S + 1 if basis else 1)
+        stored = {name: x for name, x in sums._asdict().items() if name != "adjoint"}
+        arguments = self.recursion() | {"incoming": None, "HAS_INCOMING": False} | given | stored
+        arguments |= {"OWN_TRANSITION": self.transition.ndim == 3, "BASIS": basis, "rows": rows}
+        arguments |= {"OWN_EMISSION": self.emission.ndim == 3}
+        summed = 0 if sums.grad_emission is None else V
+        arguments |= {"SUMMED": summed, "BV": triton.next_power_of_2(max(summed, 1))}
+        grid = triton.cdiv(rows, config.tiles["BB"])
+        return Launch(few_states_backward.hmm_filter_backward_kernel, grid, arguments, config)
 
     def gradients(self, filtered, sums: Sums):
         """What is left to add up; torch's sums and products are deterministic."""
@@ -336,7 +381,7 @@ def example_launches(
     path=None,
     incoming=("filtered", "predicted", "log_likelihood"),
 ) -> dict[str, Launch]:
-    """The launches of one call by label, on tensors without memory.
+    """The launches of one call by label, on tensors without memory; of halves, the forward ones.
 
     own: which of initial, transition and emission are given for each sequence; wide: int64 symbols.
     """
@@ -346,7 +391,6 @@ def example_launches(
     def empty(*shape, dtype=dtype):
         return torch.empty(shape, dtype=dtype, device="meta")
 
-    saved = (empty(batch, steps, states), empty(batch, steps, states), empty(batch))
     model = Model.of(
         empty(batch, steps, dtype=torch.int64 if wide else torch.int32),
         empty(*initial, states),
@@ -355,8 +399,10 @@ def example_launches(
         empty(batch, dtype=torch.int64) if lengths else None,
         path,
     )
-    parts = empty(batch, model.plan.chunks, dtype=torch.float64)
-    launches = model.forward_launches(saved[0], saved[1], parts, model.new_marks(), arch)
+    saved = results.hmm_filter(model.observations, model.initial)
+    launches = model.forward_launches(*saved, model.new_marks(), arch)
+    if dtype in HALVES:
+        return {label(launch): launch for launch in launches}
     names = ("filtered", "predicted", "log_likelihood")
     gradients = [x if n in incoming else None for n, x in zip(names, saved, strict=True)]
     sums, marks = model.empty_sums(arch), model.new_marks()
@@ -386,10 +432,15 @@ FORMS = [
 ]
 
 
+# Of halves, whose arithmetic is that of fp32.
+HALF_FORMS = [("rows", 5, 5, True), ("rows", 64, 64, True), ("dot", 64, 64, False)]
+HALF_FORMS += [("chunks", 5, 5, True)]
+
+
 def specialisations(arch: str):
     """(name, launch) of every form."""
-    for mode in MODES.values():
-        for path, states, symbols, own in FORMS:
+    for dtype, mode in MODES.items():
+        for path, states, symbols, own in HALF_FORMS if dtype in HALVES else FORMS:
             sizes = {"states": states, "symbols": symbols, "batch": 64, "steps": 4096}
             launches = example_launches(mode=mode, arch=arch, own=(own,) * 3, path=path, **sizes)
             owner = "own" if own else "shared"

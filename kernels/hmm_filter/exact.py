@@ -66,7 +66,6 @@ def hmm_filter_exact_kernel(
     delicate,
     T,
     V,
-    chunks,
     initial_stride,
     transition_stride,
     emission_stride,
@@ -75,17 +74,17 @@ def hmm_filter_exact_kernel(
     SP: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """One sequence a program; log_likelihood [B, chunks] gets all of it in its first piece."""
+    """One sequence a program."""
     i_b = tl.program_id(0).to(tl.int64)
     small = has_small(transition + i_b * transition_stride, S, SP, BK)
     if tl.load(delicate + i_b) + small == 0:
         return
     o_s = tl.arange(0, SP)
     m_s = o_s < S
-    DTYPE: tl.constexpr = emission.dtype.element_ty
+    DTYPE: tl.constexpr = filtered.dtype.element_ty
     b_length = T
     if HAS_LENGTHS:
-        b_length = tl.load(lengths + i_b).to(tl.int32)
+        b_length = tl.minimum(tl.maximum(tl.load(lengths + i_b), 0), T).to(tl.int32)
     p_initial = initial + i_b * initial_stride + o_s
     b_m, b_x = split(tl.load(p_initial, mask=m_s, other=0.0).to(tl.float64))
     c_m, c_x = split(tl.sum(tl.where(o_s == 0, 1.0, 0.0).to(tl.float64), axis=0))
@@ -116,5 +115,4 @@ def hmm_filter_exact_kernel(
         b_x = tl.where(b_m == 0.0, NOTHING, n_x + over)
     b_log = tl.log(tl.where(c_m == 0.0, 1.0, c_m)) + c_x.to(tl.float64) * LN2
     b_log = tl.where(c_m == 0.0, float("-inf"), b_log)
-    for i_chunk in range(0, chunks):
-        tl.store(log_likelihood + i_b * chunks + i_chunk, tl.where(i_chunk == 0, b_log, 0.0))
+    tl.store(log_likelihood + i_b, b_log.to(log_likelihood.dtype.element_ty))

@@ -1,7 +1,8 @@
 """What the kernels of hmm_filter share.
 
-A row of a tile is a stretch of one sequence: the whole of it, or, if sequences are cut into
-`chunks` pieces of `chunk` steps, one of those. Rows are counted through batch and pieces.
+A row of a tile is a stretch of one sequence: the whole of it, or, if there are few states and
+sequences are cut into `chunks` pieces of `chunk` steps, one of those. Rows are counted through
+batch and pieces. Halves are widened to float32 where they are loaded.
 
 Probabilities of a step may be as small as the product of two small numbers. Emissions are
 therefore lifted by a power of two, so that c keeps its precision well below the smallest normal
@@ -35,6 +36,14 @@ def lift_of(pointer):
         return LIFT_64
     else:
         return LIFT_32
+
+
+@triton.jit
+def lift_exponent_of(pointer):
+    if pointer.dtype.element_ty == tl.float64:
+        return 996
+    else:
+        return 100
 
 
 @triton.jit
@@ -84,12 +93,20 @@ def row_places(o_piece, m_row, lengths, T, chunk, chunks, HAS_LENGTHS: tl.conste
     """Sequence, first step, steps that exist and steps that count (0 outside of the mask)."""
     o_b = o_piece // chunks
     first = o_piece % chunks * chunk
-    b_steps = tl.minimum(T - first, chunk)
-    b_length = b_steps
+    b_steps = tl.where(m_row, tl.minimum(T - first, chunk), 0)
+    b_all = lengths_of(lengths, o_b, m_row, T, HAS_LENGTHS)
+    b_length = tl.minimum(tl.maximum(b_all - first, 0), b_steps)
+    return o_b, first, b_steps.to(tl.int32), b_length.to(tl.int32)
+
+
+@triton.jit
+def lengths_of(lengths, o_b, m_row, T, HAS_LENGTHS: tl.constexpr):
+    """Of sequences, 0 to T."""
     if HAS_LENGTHS:
-        b_all = tl.load(lengths + o_b, mask=m_row, other=0).to(tl.int64)
-        b_length = tl.minimum(tl.maximum(b_all - first, 0), b_steps)
-    return o_b, first, tl.where(m_row, b_steps, 0), tl.where(m_row, b_length, 0)
+        b_given = tl.load(lengths + o_b, mask=m_row, other=0)
+        return tl.minimum(tl.maximum(b_given, 0), T).to(tl.int32)
+    else:
+        return tl.where(m_row, T, 0)
 
 
 @triton.jit
@@ -102,6 +119,7 @@ def emission_column(
     T,
     V,
     emission_stride,
+    WIDE: tl.constexpr,
     S: tl.constexpr,
     SP: tl.constexpr,
 ):
@@ -115,7 +133,7 @@ def emission_column(
     m_known = (b_y >= 0) & (b_y < V)
     o_e = (o_b * emission_stride + b_y)[:, None] + (o_s * V)[None, :]
     m_e = m_known[:, None] & (o_s < S)[None, :]
-    b_e = tl.load(emission + o_e, mask=m_e, other=0.0)
+    b_e = tl.load(emission + o_e, mask=m_e, other=0.0).to(WIDE)
     b_e = tl.where((b_y < 0)[:, None] & (o_s < S)[None, :], 1.0, b_e)
     return b_y, b_e * lift_of(emission)
 
@@ -127,6 +145,7 @@ def load_transition(
     m_row,
     transition_stride,
     TRANSPOSED: tl.constexpr,
+    WIDE: tl.constexpr,
     S: tl.constexpr,
     SP: tl.constexpr,
 ):
@@ -147,7 +166,91 @@ def load_transition(
         transition + (o_b * transition_stride)[None, :, None] + o_matrix,
         mask=m_row[None, :, None] & m_matrix,
         other=0.0,
-    )
+    ).to(WIDE)
+
+
+@triton.jit
+def transition_rows(
+    transition,
+    o_b,
+    m_tile,
+    transition_stride,
+    TRANSPOSED: tl.constexpr,
+    WIDE: tl.constexpr,
+    S: tl.constexpr,
+    SP: tl.constexpr,
+):
+    """S tiles [rows, SP]: from-state i to each state, or to-state i from each if TRANSPOSED."""
+    o_s = tl.arange(0, SP)
+    p_matrix = transition + (o_b * transition_stride)[:, None]
+    b_rows = ()
+    for i in tl.static_range(S):
+        o_row = o_s * S + i if TRANSPOSED else i * S + o_s
+        b_rows += (tl.load(p_matrix + o_row[None, :], mask=m_tile, other=0.0).to(WIDE),)
+    return b_rows
+
+
+@triton.jit
+def one_of_all(b_x, i):
+    """Number i of each row [rows, SP], in all of its lanes."""
+    return tl.gather(b_x, tl.zeros(b_x.shape, dtype=tl.int32) + i, axis=1)
+
+
+@triton.jit
+def symbols_of(p_y, o_step, b_length, V):
+    """Symbols of some steps of rows, -1 where they are missing or beyond the length, V where they
+    are impossible."""
+    m_step = (o_step >= 0) & (o_step < b_length[:, None])
+    b_y = tl.load(p_y + o_step, mask=m_step, other=-1)
+    return tl.minimum(tl.maximum(b_y, -1), V).to(tl.int32)
+
+
+@triton.jit
+def emissions_of(b_y, emission, o_e, m_s, V, WIDE: tl.constexpr):
+    """p(y | .) [rows, SP]: of missing symbols (-1) 1, of impossible ones (V) 0."""
+    b_other = tl.where(m_s & (b_y < 0), 1.0, 0.0).to(emission.dtype.element_ty)
+    m_known = m_s & (b_y >= 0) & (b_y < V)
+    return tl.load(emission + o_e + b_y, mask=m_known, other=b_other).to(WIDE)
+
+
+@triton.jit
+def above_zero(b_x):
+    """Bit patterns that order positive numbers, and put 0 above them all."""
+    if b_x.dtype == tl.float64:
+        return b_x.to(tl.uint64, bitcast=True) - 1
+    else:
+        return b_x.to(tl.uint32, bitcast=True) - 1
+
+
+@triton.jit
+def raw_exponent(b_x):
+    """Of positive numbers, biased."""
+    if b_x.dtype == tl.float64:
+        return (b_x.to(tl.int64, bitcast=True) >> 52).to(tl.int32)
+    else:
+        return b_x.to(tl.int32, bitcast=True) >> 23
+
+
+@triton.jit
+def inverse_power(b_x, LIFT_EXPONENT: tl.constexpr):
+    """2^(LIFT_EXPONENT - k) for numbers in [2^k, 2^(k+1))."""
+    if b_x.dtype == tl.float64:
+        b_power = b_x.to(tl.uint64, bitcast=True) & (0x7FF << 52)
+        return (((2046 + LIFT_EXPONENT) << 52) - b_power).to(tl.float64, bitcast=True)
+    else:
+        b_power = b_x.to(tl.uint32, bitcast=True) & (0xFF << 23)
+        return (((254 + LIFT_EXPONENT) << 23) - b_power).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def mantissa_of(b_x):
+    """In [1, 2)."""
+    if b_x.dtype == tl.float64:
+        b_bits = b_x.to(tl.int64, bitcast=True) & ((1 << 52) - 1)
+        return (b_bits | (1023 << 52)).to(tl.float64, bitcast=True)
+    else:
+        b_bits = b_x.to(tl.int32, bitcast=True) & ((1 << 23) - 1)
+        return (b_bits | (127 << 23)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -174,11 +277,11 @@ def times_shared(
         if TRANSPOSED:
             p_tile = transition + o_s[:, None] * S + o_k[None, :]
             m_tile = (o_s < S)[:, None] & (o_k < S)[None, :]
-            b_tile = tl.trans(tl.load(p_tile, mask=m_tile, other=0.0))
+            b_tile = tl.trans(tl.load(p_tile, mask=m_tile, other=0.0).to(b_x.dtype))
         else:
             p_tile = transition + o_k[:, None] * S + o_s[None, :]
             m_tile = (o_k < S)[:, None] & (o_s < S)[None, :]
-            b_tile = tl.load(p_tile, mask=m_tile, other=0.0)
+            b_tile = tl.load(p_tile, mask=m_tile, other=0.0).to(b_x.dtype)
         b_product = tl.dot(
             b_piece, b_tile, acc=b_product, input_precision="ieee", out_dtype=b_x.dtype
         )

@@ -48,7 +48,9 @@ def pretend(
         "device_count": lambda: count,
         "get_device_name": lambda device=None: name,
         "get_device_capability": lambda device=None: (8, 0),
-        "get_device_properties": lambda device=None: SimpleNamespace(name=name, major=8, minor=0),
+        "get_device_properties": lambda device=None: SimpleNamespace(
+            name=name, major=8, minor=0, multi_processor_count=108
+        ),
         "is_bf16_supported": lambda including_emulation=True: True,
         "current_device": lambda: current[0],
         "set_device": set_device,

@@ -11,6 +11,7 @@ from bwt.reference.hmm_filter import hmm_filter as reference_filter
 
 MODULE = "bwt.kernels.hmm_filter"
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
+DTYPES |= {"fp16": torch.float16, "bf16": torch.bfloat16}
 OUTPUTS = ("filtered", "predicted", "log_likelihood")
 PARAMETERS = ("initial", "transition", "emission")
 
@@ -158,6 +159,23 @@ def assert_agrees(mode, case, parameters, got, grads, expected, expected_slopes,
         actual = actual.reshape(target.shape[0], -1) @ directions[name].T
         size = max(1.0, np.abs(target).max(initial=0))
         np.testing.assert_allclose(actual, target, rtol=0, atol=4 * unit * size, err_msg=name)
+
+
+def check_halves(call, mode, case):
+    """The forward pass, computed in float32 and rounded once."""
+    y, parameters, lengths = draw(mode, case)
+    found = call("hmm_filter_forward", y, *parameters.values(), lengths, path=case.path)
+    wide = {name: x.double() for name, x in parameters.items()}
+    half, unit = torch.finfo(DTYPES[mode]), torch.finfo(torch.float32).eps * (case.S + 6) * case.T
+    for (name, target), got in zip(expect(y, wide, lengths).items(), found, strict=True):
+        is_log = name == "log_likelihood"
+        assert got.dtype == (torch.float32 if is_log else DTYPES[mode]), name
+        size = max(1.0, np.abs(target).max(initial=0)) if is_log else 1.0
+        rounding = 0.0 if is_log else half.eps / 2
+        allowed = unit * size + half.smallest_normal * half.eps * (not is_log)
+        np.testing.assert_allclose(
+            got.double().numpy(), target, rtol=rounding, atol=allowed, err_msg=name
+        )
 
 
 def check(call, mode, case, incoming=OUTPUTS, change=None, **options):

@@ -15,6 +15,7 @@ from hmm_triton import (
     assert_agrees,
     cases,
     check,
+    check_halves,
     compute,
     draw,
     draw_gradients,
@@ -57,6 +58,12 @@ def test_values(call, case):
 @cases(*FEW, VALUES[5], VALUES[6], VALUES[11])
 def test_values_in_double(call, case):
     check(call, "fp64", case)
+
+
+@cases(*FEW, VALUES[11])
+def test_halves(call, case):
+    """bf16 is among what is executed as PTX: the interpreter does not round it."""
+    check_halves(call, "fp16", case)
 
 
 @cases(*FEW)
@@ -184,6 +191,26 @@ def test_plan():
     for sizes in ((1, 9, 17, True, "dot"), (1, 9, 17, True, "chunks"), (1, 9, 129, True, None)):
         with pytest.raises(ValueError, match="hmm_filter"):
             plan(*sizes)
+
+
+def test_pieces_are_chosen_where_they_are_done_first():
+    from bwt.kernels.hmm_filter.paths import CHAIN, LAUNCHES, SCAN, best_pieces, cycles
+
+    # A small batch waits for chains: two launches and a scan have to be worth it.
+    assert cycles(64, 50, 5, 1, 108) == 50 * CHAIN
+    assert cycles(16, 512, 5, 8, 108) == 2 * 64 * CHAIN + 8 * SCAN + LAUNCHES
+    assert [best_pieces(64, T, 5, 108) for T in (1, 2, 50, 128, 512)] == [1, 1, 1, 1, 8]
+    # What pieces add to a full GPU, it has to do: on a smaller one sooner.
+    assert [best_pieces(B, 512, 5, 108) for B in (1, 64, 256, 4096)] == [8, 8, 1, 1]
+    assert [best_pieces(64, 512, 5, processors) for processors in (1, 16, 108)] == [1, 1, 8]
+    # More states make more rows of a piece.
+    assert [best_pieces(64, 2048, S, 108) for S in (2, 8, 16)] == [16, 16, 1]
+    for T in (2048, 100_000):
+        chosen = best_pieces(1, T, 5, 108)
+        costs = {n: cycles(1, T, 5, n, 108) for n in (1, chosen // 2, chosen, 2 * chosen)}
+        assert min(costs, key=costs.get) == chosen
+    # Who insists on pieces has the best number of them, and short sequences at least two.
+    assert best_pieces(64, 2, 5, 108, insist=True) == 2
 
 
 def sharp_coins(S, small):
