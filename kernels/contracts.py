@@ -54,13 +54,14 @@ ATTENTION = Contract(
         "reference": Serves(FLOATS, {"head_size": 256}),
     },
 )
-# The dtype is that of the parameters. Smoothing starts from what the filter returns.
+# The dtype is that of the parameters. Smoothing starts from what the filter returns. Halves come to
+# all but the forward pass of Triton as float32; all compute them in it.
 _HMM = _alike(
     "native",
     "triton",
     "torch",
     "reference",
-    dtypes=WIDE,
+    dtypes=FLOATS,
     num_states=128,
     num_symbols=4096,
 )

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from bwt.kernels import plans, results
-from bwt.kernels.contracts import HMM_FILTER, INTEGERS
+from bwt.kernels.contracts import HALVES, HMM_FILTER, INTEGERS, ROW_SUM_TOLERANCE
 from bwt.ops import _checks, _derivatives, _dispatch, _eager, _library
 from bwt.ops._hmm_filter_torch import hmm_filter_backward_wide, hmm_filter_torch
 from bwt.reference.hmm_filter import HMMFilterOutput
@@ -50,7 +50,9 @@ def hmm_filter(
         initial: [S], or [B, S] with one for each sequence; S at most 128.
         transition: [S, S] or [B, S, S]; the row is the state that is left.
         emission: [S, V] or [B, S, V]; V at most 4096.
-            These are float32 or float64 distributions: rows sum to 1 within 1e-4.
+            These are distributions: rows sum to 1 within 1e-4. They are float32, float64, or
+            float16 or bfloat16, which are computed in float32 (on a CPU, and for gradients, by way
+            of copies); their rows may be off by half a unit in the last place more.
         lengths: [B] int32 or int64 in [0, T]; what observations hold beyond them is not read.
         check: False takes values on trust: nothing is read back from the device, so that the host
             need not wait for it. An observation below -1 counts as missing then, one of V or more
@@ -61,7 +63,7 @@ def hmm_filter(
 
     Returns:
         HMMFilterOutput(filtered [B, T, S], predicted [B, T, S], log_likelihood [B]), in the dtype
-        of the parameters; log_likelihood is summed in float64.
+        of the parameters; log_likelihood of halves is float32.
 
     Raises:
         ValueError: an argument is malformed. Inside torch.compile and torch.func the native backend
@@ -78,7 +80,26 @@ def hmm_filter(
     chosen, lengths = prepare(OP, backend, arguments, lengths)
     if chosen == "reference":
         return reference(OP, hmm_filter_reference, HMMFilterOutput, arguments, lengths)
+    dtype = initial.dtype
+    # What a gradient starts from must not be rounded to halves.
+    if dtype in HALVES and (chosen != "triton" or _derivatives_possible(*arguments)):
+        tolerance = _checks.row_sum_tolerance(dtype)
+        outputs = run(OP, chosen, widened(arguments), lengths, check, tolerance)
+        filtered, predicted, log_likelihood = outputs
+        return HMMFilterOutput(filtered.to(dtype), predicted.to(dtype), log_likelihood)
     return HMMFilterOutput(*run(OP, chosen, arguments, lengths, check))
+
+
+def _derivatives_possible(*tensors: Tensor) -> bool:
+    return _checks.is_recorded(*tensors) or _derivatives.transformed()
+
+
+def widened(arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Parameters that are halves as float32."""
+    observations, *parameters = arguments
+    if parameters[0].dtype not in HALVES:
+        return arguments
+    return observations, *(x.float() for x in parameters)
 
 
 def prepare(op: str, backend: str, arguments: tuple[Tensor, ...], lengths: Tensor | None):
@@ -99,24 +120,30 @@ def run(
     arguments: tuple[Tensor, ...],
     lengths: Tensor | None,
     check: bool = True,
+    tolerance: float | None = None,
 ):
-    """filtered, predicted, log_likelihood from a backend other than the reference."""
+    """filtered, predicted, log_likelihood from a backend other than the reference.
+
+    tolerance: of row sums, if it is not that of the parameters' dtype.
+    """
+    if tolerance is None:
+        tolerance = _checks.row_sum_tolerance(arguments[1].dtype)
     unseen = torch.compiler.is_compiling() or _derivatives.transformed()
     if chosen != "native":
         if check and not unseen:
-            check_values(op, *arguments, lengths)
+            check_values(op, *arguments, lengths, tolerance)
         if chosen == "torch":
             return hmm_filter_torch(*arguments, lengths)
         compute = _eager.shortest(torch.ops.bwt.hmm_filter, _direct, *arguments, lengths)
         return compute(*arguments, lengths)
     if unseen:
-        return torch.ops.bwt.hmm_filter(*arguments, lengths)
+        return torch.ops.bwt.hmm_filter(*arguments, lengths, tolerance)
     try:
-        return torch.ops.bwt.hmm_filter(*arguments, lengths)
+        return torch.ops.bwt.hmm_filter(*arguments, lengths, tolerance)
     except RuntimeError as reason:
         error = reason
     # The kernel checks values on its way; which one was wrong is found out here.
-    check_values(op, *arguments, lengths)
+    check_values(op, *arguments, lengths, tolerance)
     raise error
 
 
@@ -162,7 +189,9 @@ def check_shapes(op, observations, initial, transition, emission, lengths) -> No
         )
 
 
-def check_values(op, observations, initial, transition, emission, lengths) -> None:
+def check_values(
+    op, observations, initial, transition, emission, lengths, tolerance=ROW_SUM_TOLERANCE
+) -> None:
     """Raises for the first value that is out of range or row that is no distribution."""
     batch, steps = observations.shape
     if batch == 0:
@@ -181,22 +210,25 @@ def check_values(op, observations, initial, transition, emission, lengths) -> No
             f"must be 0 to {V - 1}, or -1 for a missing one"
         )
     for name, x in (("initial", initial), ("transition", transition), ("emission", emission)):
-        _checks.check_distributions(op, name, x)
+        _checks.check_distributions(op, name, x, tolerance)
 
 
 def reference(op, compute, output, arguments, lengths):
     _checks.refuse_gradient(op, "the parameters", *arguments)
-    check_values(op, *arguments, lengths)
-    arrays = compute(
-        *(x.detach().numpy() for x in arguments),
+    dtype = arguments[1].dtype
+    check_values(op, *arguments, lengths, _checks.row_sum_tolerance(dtype))
+    *distributions, log_likelihood = compute(
+        *(x.detach().numpy() for x in widened(arguments)),
         lengths=None if lengths is None else lengths.numpy(),
     )
-    return output(*(torch.from_numpy(array).to(arguments[1].dtype) for array in arrays))
+    distributions = [torch.from_numpy(x).to(dtype) for x in distributions]
+    wide = torch.float32 if dtype in HALVES else dtype
+    return output(*distributions, torch.from_numpy(log_likelihood).to(wide))
 
 
 _library.define(
     "hmm_filter(Tensor observations, Tensor initial, Tensor transition, Tensor emission, "
-    "Tensor? lengths) -> (Tensor, Tensor, Tensor)"
+    f"Tensor? lengths, float row_sum_tolerance={ROW_SUM_TOLERANCE}) -> (Tensor, Tensor, Tensor)"
 )
 _library.define(
     "hmm_filter_backward(Tensor? grad_filtered, Tensor? grad_predicted, "
@@ -206,7 +238,7 @@ _library.define(
 )
 
 
-def _triton(observations, initial, transition, emission, lengths):
+def _triton(observations, initial, transition, emission, lengths, row_sum_tolerance=None):
     from bwt.kernels.hmm_filter import hmm_filter_forward
 
     return hmm_filter_forward(observations, initial, transition, emission, lengths)
@@ -226,7 +258,7 @@ _library.library.impl(f"{OP}_backward", _triton_backward, "CUDA")
 
 
 @torch.library.register_fake("bwt::hmm_filter")
-def _fake(observations, initial, transition, emission, lengths):
+def _fake(observations, initial, transition, emission, lengths, row_sum_tolerance=None):
     return results.hmm_filter(observations, initial)
 
 
@@ -248,7 +280,8 @@ def _fake_backward(
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    ctx.save_for_backward(*inputs, *output)
+    ctx.save_for_backward(*inputs[:5], *output)
+    ctx.inputs = len(inputs)
     # Absent gradients stay None: a zero would be as large as an output.
     ctx.set_materialize_grads(False)
 
@@ -256,10 +289,11 @@ def _setup_context(ctx, inputs, output) -> None:
 def _backward(ctx, *incoming):
     if _derivatives.graph_wanted():
         saved, needed = ctx.saved_tensors[:5], ctx.needs_input_grad[:5]
-        return tuple(_derivatives.gradients(hmm_filter_torch, saved, needed, incoming))
+        found = _derivatives.gradients(hmm_filter_torch, saved, needed, incoming)
+        return *found, *[None] * (ctx.inputs - 5)
     saved = ctx.saved_tensors
     run = _eager.shortest(torch.ops.bwt.hmm_filter_backward, _triton_backward, *saved, *incoming)
-    return None, *run(*incoming, *saved), None
+    return None, *run(*incoming, *saved), *[None] * (ctx.inputs - 4)
 
 
 _direct = _eager.direct(_triton, _setup_context, _backward)
@@ -281,7 +315,8 @@ def fold(size: int, axes, arguments):
 
 
 def _vmap(info, axes, *arguments):
-    outputs = torch.ops.bwt.hmm_filter(*fold(info.batch_size, axes, arguments))
+    folded = fold(info.batch_size, axes[:5], arguments[:5])
+    outputs = torch.ops.bwt.hmm_filter(*folded, *arguments[5:])
     return tuple(_derivatives.unfolded(x, info.batch_size) for x in outputs), (0, 0, 0)
 
 

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from bwt.kernels.contracts import HMM_SMOOTH
-from bwt.ops import _derivatives, _library
+from bwt.ops import _checks, _derivatives, _library
 from bwt.ops._hmm_filter_torch import hmm_smooth_torch
-from bwt.ops.hmm_filter import fold, prepare, reference, run
+from bwt.ops.hmm_filter import fold, prepare, reference, run, widened
 from bwt.reference.hmm_filter import HMMSmoothOutput
 from bwt.reference.hmm_filter import hmm_smooth as hmm_smooth_reference
 
@@ -29,7 +29,8 @@ def hmm_smooth(
     gradient; log_likelihood has that of hmm_filter.
 
     Returns:
-        HMMSmoothOutput(smoothed [B, T, S], log_likelihood [B]).
+        HMMSmoothOutput(smoothed [B, T, S], log_likelihood [B]), in the dtype of the parameters;
+        log_likelihood of halves is float32.
 
     >>> import torch
     >>> stay, seen = torch.tensor([[0.9, 0.1], [0.1, 0.9]]), torch.tensor([[0.8, 0.2], [0.2, 0.8]])
@@ -42,7 +43,9 @@ def hmm_smooth(
     chosen, lengths = prepare(OP, backend, arguments, lengths)
     if chosen == "reference":
         return reference(OP, hmm_smooth_reference, HMMSmoothOutput, arguments, lengths)
-    filtered, predicted, log_likelihood = run(OP, chosen, arguments, lengths)
+    tolerance = _checks.row_sum_tolerance(initial.dtype)
+    arguments = widened(arguments)
+    filtered, predicted, log_likelihood = run(OP, chosen, arguments, lengths, True, tolerance)
     saved = [x.detach() for x in (filtered, predicted, log_likelihood)]
     if chosen == "native":
         detached = [x.detach() for x in arguments]
@@ -51,7 +54,7 @@ def hmm_smooth(
         # A few products for each step: the filter decides the time.
         detached = [x.detach() for x in arguments]
         smoothed = hmm_smooth_torch(*detached, lengths, *saved)
-    return HMMSmoothOutput(smoothed, log_likelihood)
+    return HMMSmoothOutput(smoothed.to(initial.dtype), log_likelihood)
 
 
 _library.define(

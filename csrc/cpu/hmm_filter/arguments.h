@@ -52,7 +52,7 @@
 namespace bwt {
 
 constexpr int kMaxHmmStates = 128;
-constexpr double kHmmRowSumTolerance = 1e-4;
+constexpr double kHmmRowSumTolerance = 1e-4;  // by default
 
 // A sum of kMaxHmmStates lifted probabilities is far from overflow.
 template <class T>
@@ -103,6 +103,7 @@ struct HmmModel {
   bool own_initial;
   bool own_transition;
   bool own_emission;
+  T row_sum_tolerance;  // of probabilities that have to sum to 1
 };
 
 template <class T>

@@ -23,14 +23,13 @@ constexpr int64_t kStepsPerSum = 16384;
 
 // Lanes in which a sum of probabilities is not 1. A NaN is wrong, too.
 template <class T>
-[[gnu::always_inline]] inline Bits<T> wrong_sum(Vec<T> sum) {
-  const T tolerance = T(kHmmRowSumTolerance);
+[[gnu::always_inline]] inline Bits<T> wrong_sum(Vec<T> sum, T tolerance) {
   return ~((sum - T(1) <= tolerance) & (sum - T(1) >= -tolerance));
 }
 
 // Whether each of `count` contiguous rows is a distribution.
 template <class T>
-bool are_distributions(const T* rows, int64_t count, int64_t length) {
+bool are_distributions(const T* rows, int64_t count, int64_t length, T tolerance) {
   constexpr int n = kLanes<T>;
   for (const T* end = rows + count * length; rows < end; rows += length) {
     Vec<T> sum{};
@@ -40,7 +39,7 @@ bool are_distributions(const T* rows, int64_t count, int64_t length) {
       sum += x;
       wrong |= ~(x >= T(0));
     }
-    if (any<T>(wrong | wrong_sum<T>(sum_lanes<T>(sum)))) return false;
+    if (any<T>(wrong | wrong_sum<T>(sum_lanes<T>(sum), tolerance))) return false;
   }
   return true;
 }
@@ -224,9 +223,10 @@ int64_t length_of(const HmmModel<T>& model, int64_t sequence, bool* wrong) {
 template <class T>
 bool shared_parameters_are_wrong(const HmmModel<T>& m) {
   const int64_t S = m.states;
-  return (!m.own_initial && !are_distributions(m.initial, 1, S)) ||
-         (!m.own_transition && !are_distributions(m.transition, S, S)) ||
-         (!m.own_emission && !are_distributions(m.emission, S, m.symbols));
+  const T tolerance = m.row_sum_tolerance;
+  return (!m.own_initial && !are_distributions(m.initial, 1, S, tolerance)) ||
+         (!m.own_transition && !are_distributions(m.transition, S, S, tolerance)) ||
+         (!m.own_emission && !are_distributions(m.emission, S, m.symbols, tolerance));
 }
 
 constexpr double kLn2 = 0.69314718055994530942;

@@ -44,13 +44,15 @@ ArgumentCheck check_inputs(const char* op, const Tensor& observations, const Ten
 // What every entry point begins with: checked tensors in the layout that the kernels take.
 struct Inputs {
   Inputs(const char* op, const Tensor& observations, const Tensor& initial,
-         const Tensor& transition, const Tensor& emission, const std::optional<Tensor>& lengths)
+         const Tensor& transition, const Tensor& emission, const std::optional<Tensor>& lengths,
+         double row_sum_tolerance = kHmmRowSumTolerance)
       : check(check_inputs(op, observations, initial, transition, emission, lengths)),
         observations(observations),
         initial(packed(initial)),
         transition(packed(transition)),
         emission(packed(emission)),
-        lengths(packed(lengths)) {}
+        lengths(packed(lengths)),
+        row_sum_tolerance(row_sum_tolerance) {}
 
   int64_t batch() const { return observations.size(0); }
   int64_t steps() const { return observations.size(1); }
@@ -71,12 +73,14 @@ struct Inputs {
             data<T>(emission),
             initial.dim() == 2,
             transition.dim() == 3,
-            emission.dim() == 3};
+            emission.dim() == 3,
+            T(row_sum_tolerance)};
   }
 
   ArgumentCheck check;
   Tensor observations, initial, transition, emission;
   std::optional<Tensor> lengths;
+  double row_sum_tolerance;
 };
 
 template <class T>
@@ -116,8 +120,10 @@ std::tuple<Tensor, Tensor, Tensor> hmm_filter_forward(const Tensor& observations
                                                       const Tensor& initial,
                                                       const Tensor& transition,
                                                       const Tensor& emission,
-                                                      const std::optional<Tensor>& lengths) {
-  const Inputs inputs("hmm_filter", observations, initial, transition, emission, lengths);
+                                                      const std::optional<Tensor>& lengths,
+                                                      double row_sum_tolerance) {
+  const Inputs inputs("hmm_filter", observations, initial, transition, emission, lengths,
+                      row_sum_tolerance);
   const int64_t B = inputs.batch(), T = inputs.steps(), S = inputs.states();
   const Tensor filtered = allocate(initial, {B, T, S});
   const Tensor predicted = allocate(initial, {B, T, S});

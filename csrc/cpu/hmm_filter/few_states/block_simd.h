@@ -140,13 +140,13 @@ struct Parameters {
     if (m.own_initial) {
       block.point(m.initial, S, 0, rows);
       load_rows(rows, S, initial);
-      block.wrong |= wrong_rows(initial, 1, S);
+      block.wrong |= wrong_rows(initial, 1, S, m.row_sum_tolerance);
       block.watched |= below(initial, S, kHmmSmall<T>).any;
     }
     if (m.own_transition) {
       block.point(m.transition, S * S, 0, rows);
       load_rows(rows, S * S, transition);
-      block.wrong |= wrong_rows(transition, S, S);
+      block.wrong |= wrong_rows(transition, S, S, m.row_sum_tolerance);
       const Below<T> steps = below(transition, S * S, kHmmSmall<T>);
       block.watched |= steps.any;
       block.tiny |= steps.positive;
@@ -154,7 +154,7 @@ struct Parameters {
     if (m.own_emission) {
       block.point(m.emission, S * V, 0, rows);
       load_rows(rows, S * V, emission);
-      block.wrong |= wrong_rows(emission, S, V);
+      block.wrong |= wrong_rows(emission, S, V, m.row_sum_tolerance);
       block.tiny |= below(emission, S * V, kHmmSmallEmission<T>).positive;
       fill_tables(m);
     }
@@ -207,7 +207,7 @@ struct Parameters {
     for (int64_t i = 0; i < count; ++i) found.add(load(numbers + i * n), limit);
     return found;
   }
-  static Bits<T> wrong_rows(const T* rows, int64_t count, int64_t length) {
+  static Bits<T> wrong_rows(const T* rows, int64_t count, int64_t length, T tolerance) {
     Bits<T> wrong = {};
     for (int64_t row = 0; row < count; ++row) {
       Vec<T> sum = {};
@@ -216,7 +216,7 @@ struct Parameters {
         sum += x;
         wrong |= ~(x >= T(0));
       }
-      wrong |= wrong_sum<T>(sum);
+      wrong |= wrong_sum<T>(sum, tolerance);
     }
     return wrong;
   }

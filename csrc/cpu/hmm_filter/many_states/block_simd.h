@@ -85,9 +85,11 @@ struct Tables {
 template <class T>
 bool own_parameters_are_wrong(const HmmModel<T>& m, int64_t sequence) {
   const int64_t S = m.states, V = m.symbols;
-  return (m.own_initial && !are_distributions(m.initial + sequence * S, 1, S)) ||
-         (m.own_transition && !are_distributions(m.transition + sequence * S * S, S, S)) ||
-         (m.own_emission && !are_distributions(m.emission + sequence * S * V, S, V));
+  const T tolerance = m.row_sum_tolerance;
+  return (m.own_initial && !are_distributions(m.initial + sequence * S, 1, S, tolerance)) ||
+         (m.own_transition &&
+          !are_distributions(m.transition + sequence * S * S, S, S, tolerance)) ||
+         (m.own_emission && !are_distributions(m.emission + sequence * S * V, S, V, tolerance));
 }
 
 }  // namespace many_states
