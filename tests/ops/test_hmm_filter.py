@@ -283,3 +283,17 @@ def test_dynamax_agrees():
     np.testing.assert_allclose(got.filtered[0], found.filtered_probs, atol=bound)
     np.testing.assert_allclose(got.predicted[0], found.predicted_probs, atol=bound)
     np.testing.assert_allclose(got.log_likelihood[0], found.marginal_loglik, rtol=bound)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_large_outputs_are_those_of_parts(dtype):
+    """Above 4 MB narrower vectors are used, which must not be seen in the results."""
+    y, *parameters = draw(2100, 50, 5, 4, dtype)
+    whole = hmm_filter(y, *parameters, backend="native")
+    parts = [
+        hmm_filter(y[part], *(x[part] for x in parameters), backend="native")
+        for part in (slice(0, 1000), slice(1000, 2100))
+    ]
+    assert whole.filtered.nbytes * 2 > 4 << 20 > parts[0].filtered.nbytes
+    for name in whole._fields:
+        assert torch.equal(getattr(whole, name), torch.cat([getattr(x, name) for x in parts])), name

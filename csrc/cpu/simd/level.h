@@ -15,14 +15,16 @@ Simd simd_level();
 
 const char* simd_name(Simd level);
 
-// Calls FUNCTION from the namespace compiled for the level in use.
+// Calls FUNCTION from the namespace compiled for a level that this machine has.
 #ifdef BWT_SIMD_X86
-#define BWT_SIMD_CALL(FUNCTION, ...)                                                  \
-  (::bwt::simd_level() == ::bwt::Simd::kAvx512 ? ::bwt::avx512::FUNCTION(__VA_ARGS__) \
-   : ::bwt::simd_level() == ::bwt::Simd::kAvx2 ? ::bwt::avx2::FUNCTION(__VA_ARGS__)   \
-                                               : ::bwt::baseline::FUNCTION(__VA_ARGS__))
+#define BWT_SIMD_CALL_AT(LEVEL, FUNCTION, ...)                            \
+  ((LEVEL) == ::bwt::Simd::kAvx512 ? ::bwt::avx512::FUNCTION(__VA_ARGS__) \
+   : (LEVEL) == ::bwt::Simd::kAvx2 ? ::bwt::avx2::FUNCTION(__VA_ARGS__)   \
+                                   : ::bwt::baseline::FUNCTION(__VA_ARGS__))
 #else
-#define BWT_SIMD_CALL(FUNCTION, ...) ::bwt::baseline::FUNCTION(__VA_ARGS__)
+#define BWT_SIMD_CALL_AT(LEVEL, FUNCTION, ...) ::bwt::baseline::FUNCTION(__VA_ARGS__)
 #endif
+// The same for the level in use.
+#define BWT_SIMD_CALL(FUNCTION, ...) BWT_SIMD_CALL_AT(::bwt::simd_level(), FUNCTION, __VA_ARGS__)
 
 }  // namespace bwt

@@ -266,20 +266,42 @@ template <class T>
 }
 
 // Transposes a square of kLanes rows: swaps its off-diagonal quarters, then those of the quarters,
-// down to segments.
-template <class T, int kBlock = kLanes<T> / 2>
+// down to segments. With fewer kRows, each stretch of as many lanes is transposed for itself.
+template <class T, int kRows = kLanes<T>, int kBlock = kRows / 2>
 [[gnu::always_inline]] inline void transpose(Vec<T>* rows) {
   if constexpr (kBlock >= kSegment<T>) {
 #pragma GCC unroll 16
-    for (int i = 0; i < kLanes<T>; ++i) {
+    for (int i = 0; i < kRows; ++i) {
       if (i & kBlock) continue;
       swap_blocks<T, kBlock>(rows[i], rows[i + kBlock], std::make_index_sequence<kLanes<T>>());
     }
-    transpose<T, kBlock / 2>(rows);
+    transpose<T, kRows, kBlock / 2>(rows);
   } else {
 #pragma GCC unroll 16
-    for (int i = 0; i < kLanes<T>; i += kSegment<T>) transpose_segments<T>(rows + i);
+    for (int i = 0; i < kRows; i += kSegment<T>) transpose_segments<T>(rows + i);
   }
+}
+
+// Half a vector.
+template <class T>
+struct HalfTraits {
+  typedef T Vec __attribute__((vector_size(BWT_SIMD_BYTES / 2)));
+};
+
+template <class T, std::size_t... kLane>
+[[gnu::always_inline]] inline void store_halves(T* low, T* high, Vec<T> v,
+                                                std::index_sequence<kLane...>) {
+  const typename HalfTraits<T>::Vec a = __builtin_shufflevector(v, v, kLane...),
+                                    b = __builtin_shufflevector(v, v,
+                                                                (kLane + sizeof...(kLane))...);
+  __builtin_memcpy(low, &a, sizeof a);
+  __builtin_memcpy(high, &b, sizeof b);
+}
+
+// The lower lanes to one place, the upper ones to another.
+template <class T>
+[[gnu::always_inline]] inline void store_halves(T* low, T* high, Vec<T> v) {
+  store_halves<T>(low, high, v, std::make_index_sequence<kLanes<T> / 2>());
 }
 
 // exp(x) for kExpFloor < x < 88 within 2 units in the last place, 0 at and below kExpFloor.

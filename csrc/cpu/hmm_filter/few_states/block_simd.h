@@ -7,8 +7,10 @@ namespace BWT_SIMD {
 namespace {
 namespace few_states {
 
-// Bytes of one array [step, state, lane] of a chunk, which has up to four of them.
-constexpr int64_t kArrayBytes = 6 * 1024;
+// Bytes of one array [step, state, lane] of a chunk, which has up to four of them. Chunks of the
+// widest vectors have as many steps as those of half the width: each begins and ends within a line
+// of every row that it writes.
+constexpr int64_t kArrayBytes = (BWT_SIMD_BYTES == 64 ? 12 : 6) * 1024;
 constexpr int64_t kOffsetsStride = kArrayBytes / BWT_SIMD_BYTES;  // steps of a chunk, at most
 
 // Steps of a chunk: a whole number of vectors, if there are that many steps.
@@ -38,10 +40,29 @@ void load_rows(const T* const* rows, int64_t count, T* to) {
   }
 }
 
+// Stores of 64 bytes to rows of any alignment all touch two lines. Half as wide, every other one
+// does, and a transposition has a step less; in the cache the forward pass takes a tenth less time.
+template <class T>
+void store_rows_by_halves(const T* from, int64_t count, T* const* rows) {
+  constexpr int n = kLanes<T>, half = n / 2;
+  Vec<T> square[half];
+  for (int64_t next = 0; next < count; next += half) {
+    const int64_t i = smaller(next, count - half);
+#pragma GCC unroll 16
+    for (int k = 0; k < half; ++k) square[k] = load(from + (i + k) * n);
+    transpose<T, half>(square);
+#pragma GCC unroll 16
+    for (int k = 0; k < half; ++k) store_halves(rows[k] + i, rows[k + half] + i, square[k]);
+  }
+}
+
 // rows[lane][i] = from[i][lane] for i < count and lane < lanes.
 template <class T>
 void store_rows(const T* from, int64_t count, int lanes, T* const* rows) {
   constexpr int n = kLanes<T>;
+  if constexpr (BWT_SIMD_BYTES == 64) {
+    if (lanes == n && count >= n / 2) return store_rows_by_halves(from, count, rows);
+  }
   Vec<T> square[n];
   for (int64_t next = 0; next < count; next += n) {
     const int64_t i = next + n <= count || count < n ? next : count - n;
