@@ -1,4 +1,4 @@
-"""Tensor-core opcodes: mma.sync and ldmatrix.
+"""Tensor-core opcodes: mma.sync, ldmatrix and stmatrix.
 
 Products and sums are computed in float64 and rounded once. Tensor cores accumulate with fewer
 guard bits in an order that is not documented, so results agree to the accumulator's precision.
@@ -113,11 +113,13 @@ def whole_warps(mask):
             raise PTXError("an .aligned instruction is executed by a part of a warp")
 
 
+MATRIX_WORDS = ("sync", "aligned", "m8n8", "x1", "x2", "x4", "trans")
+MATRIX_WORDS += ("shared", "shared::cta", "b16")
+
+
 @opcode("ldmatrix")
 def load_matrices(machine, instruction):
-    instruction.expect(
-        "sync", "aligned", "m8n8", "x1", "x2", "x4", "trans", "shared", "shared::cta", "b16"
-    )
+    instruction.expect(*MATRIX_WORDS)
     target, place = instruction.operands
     count = int(instruction.first_of("x1", "x2", "x4")[1])
     address, writers = machine.address(place), machine.write_parts(target, "b32")
@@ -131,14 +133,43 @@ def load_matrices(machine, instruction):
         lanes = machine.active(mask)
         offset = address()
         for i, put in enumerate(writers):
-            rows = first_lane[lanes].reshape(-1, WARP)[:, :8] + 8 * i + np.arange(8)
-            rows = rows.reshape(-1)
+            rows = _lanes_of_rows(first_lane[lanes], i)
             words = _load_rows(machine, offset[rows], rows)
             result = np.zeros(machine.lanes, np.uint32)
             result[lanes] = _fragment(words, transposed).reshape(-1)
             put(result, mask)
 
     return run
+
+
+@opcode("stmatrix")
+def store_matrices(machine, instruction):
+    instruction.expect(*MATRIX_WORDS)
+    place, source = instruction.operands
+    count = int(instruction.first_of("x1", "x2", "x4")[1])
+    address, registers = machine.address(place), _rows(machine, source, "b32")
+    transposed = "trans" in instruction.modifiers
+    first_lane = machine.thread - machine.lane
+    if len(parts_of(source)) != count:
+        raise PTXError("stmatrix has a wrong number of sources")
+
+    def run(mask):
+        whole_warps(mask)
+        lanes = machine.active(mask)
+        offset = address()
+        for i, register in enumerate(registers):
+            rows = _lanes_of_rows(first_lane[lanes], i)
+            words = _rows_of_fragment(register[lanes].reshape(-1, WARP), transposed)
+            machine.stats.count_shared(offset[rows], rows, 16)
+            access = machine.shared_access(offset[rows], rows, 16)
+            machine.shared.store(access, list(words.reshape(-1, 4).T))
+
+    return run
+
+
+def _lanes_of_rows(first_lane, i):
+    """The lanes that hold the addresses of the eight rows of matrix i, for every warp."""
+    return (first_lane.reshape(-1, WARP)[:, :8] + 8 * i + np.arange(8)).reshape(-1)
 
 
 def _load_rows(machine, offset, lanes):
@@ -155,3 +186,15 @@ def _fragment(words, transposed):
     halves = words.view(np.uint16)
     low, high = (halves[:, 2 * QUAD + i, GROUP].astype(np.uint32) for i in (0, 1))
     return low | (high << np.uint32(16))
+
+
+def _rows_of_fragment(words, transposed):
+    """The inverse: [warp, lane] -> [warp, row, four words]."""
+    rows = np.zeros((len(words), 8, 4), np.uint32)
+    if not transposed:
+        rows[:, GROUP, QUAD] = words
+        return rows
+    halves = rows.view(np.uint16)
+    for i in (0, 1):
+        halves[:, 2 * QUAD + i, GROUP] = (words >> np.uint32(16 * i)).astype(np.uint16)
+    return rows

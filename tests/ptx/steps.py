@@ -26,12 +26,13 @@ HANDLER_MODULES = (
     ops_warp,
 )
 WITHOUT_RESULT = {
-    *("st", "red", "cp", "bar", "barrier", "bra", "brx", "exit", "ret", "trap"),
+    *("st", "stmatrix", "red", "cp", "bar", "barrier", "bra", "brx", "exit", "ret", "trap"),
     *("membar", "fence", "prefetch", "prefetchu", "nanosleep"),
 }
 EVERYONE = Immediate(-1)
 # The operand that holds the member mask; .aligned instructions name the whole warp.
-MEMBER_OPERAND = {"shfl": -1, "vote": -1, "match": -1, "redux": -1, "mma": None, "ldmatrix": None}
+MEMBER_OPERAND = {"shfl": -1, "vote": -1, "match": -1, "redux": -1}
+MEMBER_OPERAND |= {"mma": None, "ldmatrix": None, "stmatrix": None}
 
 
 class Step:
@@ -85,7 +86,7 @@ def counter_key(instruction: Instruction) -> str:
     name = instruction.name
     if name in ("ld", "st", "atom", "red"):
         return f"{name}.{ops_memory.state_space(instruction)}"
-    if name in ("cp", "bar", "barrier", "shfl", "vote", "match", "redux", "mma", "ldmatrix"):
+    if name in ("cp", "bar", "barrier") or name in MEMBER_OPERAND:
         return f"{name}.{instruction.modifiers[0]}"
     return name
 

@@ -10,7 +10,7 @@ import pytest
 from . import Memory, PTXError, launch, parse
 from .floats import fma64
 from .formats import dtype_of
-from .testing import compute, from_bf16, single_operation
+from .testing import compute, from_bf16, run, single_operation
 
 RNG = np.random.default_rng(9)
 INT_MIN, INT_MAX = -(2**31), 2**31 - 1
@@ -276,3 +276,35 @@ def test_barrier_reduction():
     mem, x, out = Memory(), np.arange(96, dtype=np.uint32) % 10, np.zeros(96, np.uint32)
     launch(text, mem, [mem.add(x), mem.add(out)], (1, 1, 1), (96, 1, 1))
     assert (out == np.count_nonzero(x < 3)).all()
+
+
+STORE_MATRICES = """
+.version 8.0
+.target sm_90
+.address_size 64
+.visible .entry one(.param .u64 words, .param .u64 out) {
+.shared .align 16 .b8 tile[512];
+.reg .b32 %lane, %base, %row, %w<4>; .reg .b64 %from, %to, %step;
+mov.u32 %lane, %tid.x;
+ld.param.u64 %from, [words]; mul.wide.u32 %step, %lane, 16; add.s64 %from, %from, %step;
+ld.global.v4.b32 {%w0, %w1, %w2, %w3}, [%from];
+mov.u32 %base, tile; shl.b32 %row, %lane, 4; add.u32 %base, %base, %row;
+stmatrix.sync.aligned.m8n8.x4LAYOUT.shared.b16 [%base], {%w0, %w1, %w2, %w3};
+bar.warp.sync 0xffffffff;
+ld.shared.v4.b32 {%w0, %w1, %w2, %w3}, [%base];
+ld.param.u64 %to, [out]; add.s64 %to, %to, %step;
+st.global.v4.b32 [%to], {%w0, %w1, %w2, %w3};
+ret; }
+"""
+
+
+@pytest.mark.parametrize("layout", ["", ".trans"])
+def test_stmatrix(layout):
+    """Lane l holds row l // 4 and columns 2 (l % 4), 2 (l % 4) + 1 of each of four matrices, or the
+    same of their transposes; lane 8 i + r has the address of row r of matrix i."""
+    matrices = RNG.integers(0, 2**16, (4, 8, 8)).astype(np.uint16)
+    held = matrices.swapaxes(1, 2) if layout else matrices
+    words = np.ascontiguousarray(held).reshape(4, 32, 2).view(np.uint32)[..., 0]  # [matrix, lane]
+    out = np.zeros((32, 4), np.uint32)
+    run(STORE_MATRICES.replace("LAYOUT", layout), [np.ascontiguousarray(words.T), out])
+    np.testing.assert_array_equal(out.view(np.uint16).reshape(4, 8, 8), matrices)
