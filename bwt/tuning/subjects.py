@@ -17,7 +17,13 @@ LENGTHS = (16, 32, 37, 39, 64, 93, 128, 256)  # of attention; 37, 39 and 93 are 
 STATES = {4: 3, 8: 5, 16: 16, 32: 20, 64: 64, 128: 128}  # padded -> as people have them
 ATTENTION_KERNELS = {
     "forward": ("short_forward", "stream_forward", "stream_weights"),
-    "backward": ("short_backward", "stream_offset", "stream_keys", "stream_queries"),
+    "backward": (
+        "short_backward",
+        "blocks_backward",
+        "stream_offset",
+        "stream_keys",
+        "stream_queries",
+    ),
 }
 # What the presets train with: size of a head, padded states.
 QUICK = {"attention": (16, 32, 64), "hmm_filter": (8,), "selective_scan": (16,)}
@@ -28,13 +34,14 @@ class Sizes(NamedTuple):
     tokens: int  # positions in flight
     heads: int
     checked: tuple[int, int]  # sequences and heads compared with the reference
-    stream_lengths: tuple[int, ...]  # of attention
+    blocked_lengths: tuple[int, ...]  # of attention whose keys exceed a tile
+    stream_lengths: tuple[int, ...]  # of attention beyond those
     steps: int  # of hmm_filter
     scan_lengths: tuple[int, ...]
     channels: int  # of selective_scan
 
 
-FULL = Sizes(1 << 16, 8, (2, 3), (300, 1024), 50, (31, 93), 512)  # fills any GPU
+FULL = Sizes(1 << 16, 8, (2, 3), (93, 128, 256), (300, 1024), 50, (31, 93), 512)  # fills any GPU
 
 
 class Key(NamedTuple):
@@ -92,6 +99,8 @@ def attention_works(key, config, smaller, sizes):
     if "PACK" in config.tiles:
         least = smaller.tiles["BS"] if smaller else 0
         lengths = [n for n in LENGTHS if least < n <= config.tiles["BS"]] or [config.tiles["BS"]]
+    elif key.kernel == "blocks_backward":
+        lengths = sizes.blocked_lengths
     else:
         # The weights of the longest would not fit into a small memory.
         lengths = sizes.stream_lengths[: 1 if key.kernel == "stream_weights" else None]

@@ -19,6 +19,7 @@ from .. import plans, results
 from ..configs import Config, Launch, architecture, lookup
 from ..contracts import ATTENTION
 from ..launching import Launcher
+from .blocks import attention_blocks_backward_kernel
 from .short import attention_short_backward_kernel, attention_short_forward_kernel
 from .stream import attention_stream_forward_kernel, attention_stream_weights_kernel
 from .stream_backward import (
@@ -30,6 +31,7 @@ from .stream_backward import (
 HEAD_SIZES = (16, 32, 64, 128)  # padded, up to the limit of the contract
 MAX_HEAD_SIZE = ATTENTION.backends["triton"].limits["head_size"]
 PRECISIONS = ("ieee", "tf32")
+BLOCKED_KEYS = 256  # the most whose gradients one program computes, block by block
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float64: "fp64"}
 
 
@@ -215,10 +217,21 @@ def backward_launches(
 
     offset = torch.empty_like(lse)
     shared = common | values | {"offset": offset}
-    prepare = common | _incoming(grad_lse=grad_lse)
-    prepare |= {"out": out, "entropy": entropy, "offset": offset} | _strides(out=out)
+    rows = _incoming(grad_lse=grad_lse) | {"out": out, "entropy": entropy} | _strides(out=out)
     grid, config = blocks("stream_offset", queries, "BT")
-    first = Launch(attention_stream_offset_kernel, grid, prepare, config)
+    arguments = common | rows | {"offset": offset}
+    first = Launch(attention_stream_offset_kernel, grid, arguments, config)
+    if keys <= BLOCKED_KEYS:
+        [config] = lookup("attention", "blocks_backward", mode, common["BD"], arch)
+        sums = grad_q
+        if grad_q.dtype != lse.dtype:
+            sums = torch.empty(grad_q.shape, dtype=lse.dtype, device=grad_q.device)
+        arguments = shared | rows | {"grad_k": grad_k, "grad_v": grad_v}
+        arguments |= {"grad_q": grad_q, "sums": sums}
+        if grad_weights is None:
+            arguments["offset"] = None
+        last = Launch(attention_blocks_backward_kernel, heads, arguments, config)
+        return [last] if grad_weights is None else [first, last]
     grid, config = blocks("stream_keys", keys, "BS")
     arguments = shared | {"grad_k": grad_k, "grad_v": grad_v}
     second = Launch(attention_stream_keys_kernel, grid, arguments, config)
@@ -311,12 +324,19 @@ def example_launches(
     return {launch.name: launch for launch in launches}
 
 
-STREAM_KEYS = 512  # more than any tile holds
+STREAM_KEYS = 512  # more than any tile or program holds
 VARIANTS = {
     "plain": {"captured": False, "odd": False},
     "captured": {"captured": True, "odd": False},
     "ragged": {"captured": True, "odd": True},
 }
+
+
+def _example_keys(launch) -> int:
+    """With how many keys a kernel's entry is compiled ahead of time."""
+    if launch.kernel is attention_blocks_backward_kernel:
+        return BLOCKED_KEYS
+    return launch.config.tiles["BS"] if "PACK" in launch.config.tiles else STREAM_KEYS
 
 
 def specialisations(arch: str):
@@ -328,7 +348,7 @@ def specialisations(arch: str):
                 for kernel in ("short_forward", "short_backward")
                 for config in lookup("attention", kernel, mode, head_size, arch)
             }
-            for keys in (*sorted(sizes), STREAM_KEYS):
+            for keys in (*sorted(sizes | {BLOCKED_KEYS}), STREAM_KEYS):
                 for variant, choice in VARIANTS.items():
                     length = keys - choice["odd"]
                     launches = example_launches(
@@ -340,6 +360,5 @@ def specialisations(arch: str):
                         captured=choice["captured"],
                     )
                     for kernel, launch in launches.items():
-                        streamed = "PACK" not in launch.config.tiles
-                        if keys == (STREAM_KEYS if streamed else launch.config.tiles["BS"]):
+                        if keys == _example_keys(launch):
                             yield f"{kernel}.{mode}.D{head_size}.S{keys}.{variant}", launch

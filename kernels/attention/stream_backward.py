@@ -20,6 +20,53 @@ from .tiles import (
 
 
 @triton.jit
+def offset_of_rows(
+    grad_out,
+    grad_entropy,
+    grad_lse,
+    out,
+    entropy,
+    i_head,
+    first_t,
+    o_m,
+    H,
+    T,
+    go_stride_b,
+    go_stride_h,
+    go_stride_t,
+    out_stride_b,
+    out_stride_h,
+    out_stride_t,
+    HAS_GRAD_OUT: tl.constexpr,
+    HAS_GRAD_ENTROPY: tl.constexpr,
+    HAS_GRAD_LSE: tl.constexpr,
+    D: tl.constexpr,
+    BD: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    """grad_lse - sum w g of queries first_t + o_m, as far as no weights are needed for it: the part
+    of grad_out is out . grad_out and the part of the entropy -entropy grad_entropy."""
+    m_q = first_t + o_m < T
+    b_offset = tl.zeros((o_m.shape[0],), dtype=ACC)
+    if HAS_GRAD_OUT:
+        p_go = row_pointers(
+            grad_out, i_head, first_t, o_m, H, go_stride_b, go_stride_h, go_stride_t
+        )
+        b_go = load_rows(p_go, m_q, D, BD)
+        p_out = row_pointers(out, i_head, first_t, o_m, H, out_stride_b, out_stride_h, out_stride_t)
+        b_out = load_rows(p_out, m_q, D, BD)
+        b_offset -= tl.sum(b_go.to(ACC) * b_out.to(ACC), axis=1)
+    if HAS_GRAD_ENTROPY:
+        b_entropy = tl.load(dense_rows(entropy, i_head, first_t, o_m, T, 1), mask=m_q, other=0.0)
+        b_offset -= b_entropy * tl.load(
+            dense_rows(grad_entropy, i_head, first_t, o_m, T, 1), mask=m_q, other=0.0
+        )
+    if HAS_GRAD_LSE:
+        b_offset += tl.load(dense_rows(grad_lse, i_head, first_t, o_m, T, 1), mask=m_q, other=0.0)
+    return b_offset
+
+
+@triton.jit
 def attention_stream_offset_kernel(
     grad_out,
     grad_weights,
@@ -61,11 +108,8 @@ def attention_stream_offset_kernel(
     BD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """offset = grad_lse - sum w g, the part of a score's gradient that a whole row shares.
-
-    The part of grad_out is out . grad_out and the part of the entropy -entropy grad_entropy; only
-    grad_weights needs a pass over the keys.
-    """
+    """offset = grad_lse - sum w g, the part of a score's gradient that a whole row shares; only
+    grad_weights needs a pass over the keys."""
     blocks = tl.cdiv(T, BT)
     i_head = (tl.program_id(0) // blocks).to(tl.int64)
     i_t = tl.program_id(0) % blocks
@@ -74,22 +118,30 @@ def attention_stream_offset_kernel(
     o_t = first_t + o_m
     m_q = o_t < T
     ACC: tl.constexpr = tl.float64 if q.dtype.element_ty == tl.float64 else tl.float32
-    b_offset = tl.zeros((BT,), dtype=ACC)
-    if HAS_GRAD_OUT:
-        p_go = row_pointers(
-            grad_out, i_head, first_t, o_m, H, go_stride_b, go_stride_h, go_stride_t
-        )
-        b_go = load_rows(p_go, m_q, D, BD)
-        p_out = row_pointers(out, i_head, first_t, o_m, H, out_stride_b, out_stride_h, out_stride_t)
-        b_out = load_rows(p_out, m_q, D, BD)
-        b_offset -= tl.sum(b_go.to(ACC) * b_out.to(ACC), axis=1)
-    if HAS_GRAD_ENTROPY:
-        b_entropy = tl.load(dense_rows(entropy, i_head, first_t, o_m, T, 1), mask=m_q, other=0.0)
-        b_offset -= b_entropy * tl.load(
-            dense_rows(grad_entropy, i_head, first_t, o_m, T, 1), mask=m_q, other=0.0
-        )
-    if HAS_GRAD_LSE:
-        b_offset += tl.load(dense_rows(grad_lse, i_head, first_t, o_m, T, 1), mask=m_q, other=0.0)
+    b_offset = offset_of_rows(
+        grad_out,
+        grad_entropy,
+        grad_lse,
+        out,
+        entropy,
+        i_head,
+        first_t,
+        o_m,
+        H,
+        T,
+        go_stride_b,
+        go_stride_h,
+        go_stride_t,
+        out_stride_b,
+        out_stride_h,
+        out_stride_t,
+        HAS_GRAD_OUT,
+        HAS_GRAD_ENTROPY,
+        HAS_GRAD_LSE,
+        D,
+        BD,
+        ACC,
+    )
     if HAS_GRAD_WEIGHTS:
         p_q = row_pointers(q, i_head, first_t, o_m, H, q_stride_b, q_stride_h, q_stride_t)
         p_gw = row_pointers(

@@ -28,7 +28,7 @@ class Clock:
 def tiny():
     """What can be tuned, with sizes that can be interpreted."""
     every = import_module("bwt.tuning.subjects")
-    every.FULL = every.Sizes(64, 2, (1, 2), (70,), 4, (5,), 8)
+    every.FULL = every.Sizes(64, 2, (1, 1), (70,), (260,), 4, (5,), 8)
     return every
 
 

@@ -16,8 +16,9 @@ SCAN = ("selective_scan", "forward", "fp32", 4)
 EVERY_KERNEL = [
     ("attention", "short_forward", "fp32", 16),
     ("attention", "short_backward", "fp32", 16),
+    ("attention", "blocks_backward", "fp32", 16),
     *(
-        ("attention", f"stream_{name}", "fp32", 128)  # where few keys are already streamed
+        ("attention", f"stream_{name}", "fp32", 16)
         for name in ("forward", "weights", "offset", "keys", "queries")
     ),
     ("hmm_filter", "rows_forward", "fp32", 8),
