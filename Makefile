@@ -38,7 +38,7 @@ SANITIZE_TESTS := $(foreach op,$(SANITIZE_OPS),$(wildcard tests/ops/test_$(op)*.
 	$(addprefix tests/,ops/test_simd_levels.py ops/test_strides.py csrc/test_raw_ops.py)
 PRELOADED = $(foreach name,asan ubsan stdc++,$(shell $(CXX) -print-file-name=lib$(name).so))
 
-.PHONY: demo test quick lint format build rebuild bench sanitize fuzz check-torch check-cuda gpu clean FORCE
+.PHONY: demo test quick lint format build rebuild bench sanitize fuzz check-torch check-cuda check-kernels gpu clean FORCE
 
 demo: build
 	$(BIN)/bwt train bijection --preset quick
@@ -81,6 +81,11 @@ check-torch: $(VENV)/.dependencies
 # ARCHS="80 90" restricts the architectures: all of them are 5,000 kernels, about a second each.
 check-cuda: $(VENV)/.dependencies
 	$(BIN)/python tests/packaging/builds/check_cuda.py $(ARCHS)
+
+# Compiles every entry of kernels/configs.py with the Triton that is installed: registers, stack and
+# shared memory of each, and an exit code. As long as check-cuda; ARCHS="75 120" restricts it, too.
+check-kernels: $(VENV)/.dependencies
+	$(BIN)/python -P -m bwt.kernels.aot --summary $(if $(ARCHS),--arch $(ARCHS))
 
 bench: build
 	$(BIN)/pip install --quiet -e '.[bench]' --no-build-isolation

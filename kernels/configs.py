@@ -5,6 +5,7 @@ can be compiled ahead of time (`python -m bwt.kernels.aot`). `bwt tune` times ca
 and keeps a table for that device, which goes before this one (tuned.py).
 """
 
+import warnings
 from contextlib import nullcontext
 from functools import cache
 from typing import Any, NamedTuple
@@ -14,11 +15,14 @@ from . import tuned
 # Fusing multiply and add is Triton's default today and not tomorrow; it decides the last bits.
 FP_FUSION = True
 Table = dict[tuple[str, str, str, int, str], tuple["Config", ...]]
-ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942")
+ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942")
 # Tensor cores as Ampere's, and its smaller shared memory too.
 SERVED_AS = {"sm_89": "sm_86", "sm_120": "sm_86"}
+# Triton multiplies without tensor cores there, whatever the dtype: as float32 does everywhere.
+WITHOUT_TENSOR_CORES = ("sm_75",)
 # Bytes that one block may have.
 SHARED_MEMORY = {
+    "sm_75": 64 << 10,
     "sm_80": 163 << 10,
     "sm_86": 99 << 10,
     "sm_89": 99 << 10,
@@ -148,6 +152,10 @@ TABLE: Table = {
         C(8, 1, BT=32, BS=128, PACK=1),
         C(8, 1, BT=16, BS=256, PACK=1),
     ),
+    ("attention", "short_forward", "fp32", 16, "sm_75"): (
+        C(1, 1, BT=16, BS=16, PACK=1),
+        C(2, 1, BT=32, BS=32, PACK=1),
+    ),
     ("attention", "short_forward", "fp32", 32, "any"): (
         C(1, 1, BT=16, BS=16, PACK=1),
         C(2, 1, BT=32, BS=32, PACK=1),
@@ -155,16 +163,22 @@ TABLE: Table = {
         C(8, 1, BT=16, BS=128, PACK=1),
         C(8, 1, BT=16, BS=256, PACK=1),
     ),
+    ("attention", "short_forward", "fp32", 32, "sm_75"): (
+        C(1, 1, BT=16, BS=16, PACK=1),
+        C(2, 1, BT=32, BS=32, PACK=1),
+    ),
     ("attention", "short_forward", "fp32", 64, "any"): (
         C(1, 1, BT=16, BS=16, PACK=1),
         C(4, 1, BT=32, BS=32, PACK=1),
         C(4, 1, BT=16, BS=64, PACK=1),
     ),
+    ("attention", "short_forward", "fp32", 64, "sm_75"): (),
     ("attention", "short_forward", "fp32", 128, "any"): (
         C(4, 1, BT=16, BS=16, PACK=1),
         C(4, 1, BT=16, BS=32, PACK=1),
         C(8, 1, BT=16, BS=64, PACK=1),
     ),
+    ("attention", "short_forward", "fp32", 128, "sm_75"): (),
     ("attention", "short_backward", "fp16", 16, "any"): (
         C(1, 1, BT=16, BS=16, PACK=1),
         C(2, 1, BT=32, BS=32, PACK=1),
@@ -199,6 +213,7 @@ TABLE: Table = {
         C(2, 1, BT=16, BS=16, PACK=1),
         C(4, 1, BT=32, BS=32, PACK=1),
     ),
+    ("attention", "short_backward", "fp32", 16, "sm_75"): (),
     ("attention", "short_backward", "fp32", 16, "sm_89"): (
         C(4, 1, BT=16, BS=16, PACK=1),
         C(4, 1, BT=32, BS=32, PACK=1),
@@ -211,10 +226,10 @@ TABLE: Table = {
         C(2, 1, BT=16, BS=16, PACK=1),
         C(8, 1, BT=32, BS=32, PACK=1),
     ),
+    ("attention", "short_backward", "fp32", 32, "sm_75"): (),
     ("attention", "short_backward", "fp32", 64, "any"): (),
     ("attention", "short_backward", "fp32", 128, "any"): (),
-    ("attention", "blocks_backward", "fp16", 16, "any"): (C(4, 1, BT=32, BS=32),),
-    ("attention", "blocks_backward", "fp16", 16, "sm_100"): (C(4, 1, BT=16, BS=32),),
+    ("attention", "blocks_backward", "fp16", 16, "any"): (C(4, 1, BT=16, BS=32),),
     ("attention", "blocks_backward", "fp16", 32, "any"): (C(4, 1, BT=32, BS=32),),
     ("attention", "blocks_backward", "fp16", 64, "any"): (C(4, 1, BT=32, BS=32),),
     ("attention", "blocks_backward", "fp16", 128, "any"): (C(4, 1, BT=32, BS=32),),
@@ -223,7 +238,9 @@ TABLE: Table = {
     ("attention", "blocks_backward", "tf32", 64, "any"): (C(4, 1, BT=32, BS=32),),
     ("attention", "blocks_backward", "tf32", 128, "any"): (C(4, 1, BT=16, BS=32),),
     ("attention", "blocks_backward", "fp32", 16, "any"): (C(4, 1, BT=32, BS=32),),
+    ("attention", "blocks_backward", "fp32", 16, "sm_75"): (C(4, 1, BT=16, BS=32),),
     ("attention", "blocks_backward", "fp32", 32, "any"): (C(4, 1, BT=32, BS=32),),
+    ("attention", "blocks_backward", "fp32", 32, "sm_75"): (C(4, 1, BT=16, BS=32),),
     ("attention", "blocks_backward", "fp32", 32, "sm_100"): (C(4, 1, BT=16, BS=32),),
     ("attention", "blocks_backward", "fp32", 32, "sm_120"): (C(4, 1, BT=16, BS=32),),
     ("attention", "blocks_backward", "fp32", 64, "any"): (C(4, 1, BT=16, BS=32),),
@@ -252,6 +269,7 @@ TABLE: Table = {
     ("attention", "stream_weights", "fp32", 16, "any"): (C(4, 1, BT=32, BS=32),),
     ("attention", "stream_weights", "fp32", 32, "any"): (C(4, 1, BT=32, BS=32),),
     ("attention", "stream_weights", "fp32", 64, "any"): (C(4, 1, BT=32, BS=32),),
+    ("attention", "stream_weights", "fp32", 64, "sm_75"): (C(4, 1, BT=16, BS=32),),
     ("attention", "stream_weights", "fp32", 128, "any"): (C(8, 1, BT=32, BS=32),),
     ("attention", "stream_offset", "fp16", 16, "any"): (C(4, 2, BT=64, BS=32),),
     ("attention", "stream_offset", "fp16", 32, "any"): (C(4, 2, BT=64, BS=32),),
@@ -368,12 +386,14 @@ def lookup(op: str, kernel: str, dtype: str, size: int, arch: str) -> tuple[Conf
     # Attention in fp64 is interpreted only.
     served = {"bf16": "fp16", "fp64": "fp32"}.get(dtype, dtype)
     places = (arch, SERVED_AS.get(arch), "any") if arch in ARCHITECTURES else ()
+    plain = op == "attention" and arch in WITHOUT_TENSOR_CORES
     for name in (dtype, served):
         if device and (configs := tuned.table(device).get((op, kernel, name, size))) is not None:
             return tuple(Config(*config) for config in configs)
         for place in places:
-            if (op, kernel, name, size, place) in TABLE:
-                return TABLE[op, kernel, name, size, place]
+            key = (op, kernel, "fp32" if plain else name, size, place)
+            if key in TABLE:
+                return TABLE[key]
     raise KeyError(
         f"kernels/configs.py has no entry {(op, kernel, dtype, size, arch)}; add one to its TABLE"
     )
@@ -381,7 +401,7 @@ def lookup(op: str, kernel: str, dtype: str, size: int, arch: str) -> tuple[Conf
 
 @tuned.or_device
 def architecture(device) -> str:
-    """Whose entries serve a device: its own, or those of the nearest architecture below it.
+    """Whose entries serve a device: its own, or those of the nearest architecture, with a warning.
 
     Raises:
         RuntimeError: there are none; the message says what is served and what to do.
@@ -391,21 +411,33 @@ def architecture(device) -> str:
     name = device_architecture(device)
     entries = _nearest(name)
     if entries is None:
-        # sm_75 compiles, but attention spills there and multiplies without tensor cores.
         raise RuntimeError(
-            f"{device} is {name}, and the Triton kernels serve sm_80 and later, gfx94x and gfx95x; "
+            f"{device} is {name}, and the Triton kernels serve sm_70 and later and gfx9; "
             "pass backend='torch' or set BWT_BACKEND=torch"
         )
+    if entries != name and not tuned.of_device(device.index):
+        _warn_once(name, entries)
     return entries
 
 
 @cache
 def _nearest(name: str) -> str | None:
+    """The highest that is not above it, or else the lowest."""
     if name.startswith("gfx"):
-        return "gfx942" if name.startswith(("gfx94", "gfx95")) else None
-    known = (arch for arch in ARCHITECTURES if arch.startswith("sm_"))
+        return "gfx942" if name.startswith("gfx9") else None
+    known = [arch for arch in ARCHITECTURES if arch.startswith("sm_")]
     below = [arch for arch in known if _number(arch) <= _number(name)]
-    return max(below, key=_number, default=None)
+    return max(below or known[:1], key=_number) if _number(name) >= 70 else None
+
+
+@cache
+def _warn_once(name: str, entries: str) -> None:
+    warnings.warn(
+        f"no tiles are known for {name}, those of {entries} are taken; "
+        "`bwt tune` makes a table for this device",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 def device_architecture(device) -> str:
@@ -429,6 +461,7 @@ _ask_once = cache(_ask)
 def forget() -> None:
     """What the devices are, where others are pretended."""
     _ask_once.cache_clear()
+    _warn_once.cache_clear()
     tuned.forget()
 
 

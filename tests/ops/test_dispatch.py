@@ -99,34 +99,61 @@ def test_the_reason_is_that_of_the_loader(gpu, monkeypatch, error, reason):
 @pytest.mark.parametrize(
     "capability,entries",
     [
+        ((7, 5), "sm_75"),
         ((8, 0), "sm_80"),
         ((8, 6), "sm_86"),
-        ((8, 7), "sm_86"),
         ((8, 9), "sm_89"),
         ((9, 0), "sm_90"),
         ((10, 0), "sm_100"),
-        ((10, 3), "sm_100"),
-        ((11, 0), "sm_100"),
         ((12, 0), "sm_120"),
-        ((12, 1), "sm_120"),
-        ((13, 0), "sm_120"),
     ],
 )
-def test_every_later_gpu_is_served_by_the_nearest_entries_below(gpu, capability, entries):
+def test_a_known_gpu_is_served_by_its_own_entries_without_a_word(gpu, recwarn, capability, entries):
     gpu(capability)
     assert configs.architecture(CUDA) == entries
     assert configs.lookup("attention", "short_forward", "fp16", 64, entries)
+    assert not recwarn
 
 
-@pytest.mark.parametrize("capability,name", [((7, 0), "sm_70"), ((7, 5), "sm_75")])
-def test_an_older_gpu_is_refused_in_one_line_and_served_by_torch(gpu, capability, name):
+@pytest.mark.parametrize(
+    "capability,name,entries",
+    [
+        ((7, 0), "sm_70", "sm_75"),
+        ((8, 7), "sm_87", "sm_86"),
+        ((10, 3), "sm_103", "sm_100"),
+        ((11, 0), "sm_110", "sm_100"),
+        ((12, 1), "sm_121", "sm_120"),
+        ((13, 0), "sm_130", "sm_120"),
+    ],
+)
+def test_another_gpu_takes_the_nearest_entries_and_one_warning(gpu, capability, name, entries):
     gpu(capability)
-    with pytest.raises(
-        RuntimeError, match=f"is {name}, and .* serve sm_80 .* backend='torch'"
-    ) as e:
+    with pytest.warns(RuntimeWarning, match=f"{name}, those of {entries} .* `bwt tune`") as seen:
+        for _ in range(3):
+            assert configs.architecture(CUDA) == entries
+    assert len(seen) == 1
+
+
+def test_a_gpu_with_a_table_of_its_own_is_not_warned_of(gpu, monkeypatch, recwarn):
+    gpu((12, 1))
+    monkeypatch.setattr(configs.tuned, "of_device", lambda index: "Pretended")
+    assert configs.architecture(CUDA) == "sm_120:Pretended" and not recwarn
+
+
+def test_without_tensor_cores_every_dtype_has_the_tiles_of_float32():
+    for dtype in ("fp16", "bf16", "tf32"):
+        key = ("attention", "short_forward", dtype, 16, "sm_75")
+        assert (
+            configs.lookup(*key) == configs.TABLE["attention", "short_forward", "fp32", 16, "any"]
+        )
+
+
+def test_a_gpu_before_volta_is_refused_in_one_line_and_served_by_torch(gpu):
+    gpu((6, 1))
+    with pytest.raises(RuntimeError, match="is sm_61, and .* serve sm_70 .* backend='torch'") as e:
         _dispatch.choose("attention", "triton", CUDA)
     assert "\n" not in str(e.value)
-    with pytest.warns(RuntimeWarning, match=f"is {name}"):
+    with pytest.warns(RuntimeWarning, match="is sm_61"):
         assert _dispatch.choose("attention", "auto", CUDA) == "torch"
 
 
@@ -142,7 +169,9 @@ def test_a_device_is_asked_once(gpu, monkeypatch):
     assert asked == [0, 1]
 
 
-@pytest.mark.parametrize("name,entries", [("gfx942:sramecc+", "gfx942"), ("gfx950", "gfx942")])
+@pytest.mark.parametrize(
+    "name,entries", [("gfx942:sramecc+", "gfx942"), ("gfx950", "gfx942"), ("gfx90a", "gfx942")]
+)
 def test_amd_gpus(gpu, monkeypatch, name, entries):
     class Properties:
         gcnArchName = name
@@ -150,7 +179,9 @@ def test_amd_gpus(gpu, monkeypatch, name, entries):
     gpu()
     monkeypatch.setattr(torch.version, "hip", "7.0")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
-    assert configs.architecture(CUDA) == entries
+    with warnings.catch_warnings():
+        warnings.simplefilter("error" if name.startswith(entries) else "ignore")
+        assert configs.architecture(CUDA) == entries
     Properties.gcnArchName = "gfx1100"
     configs.forget()
     with pytest.raises(RuntimeError, match="is gfx1100"):
@@ -183,15 +214,15 @@ def test_env_says_what_auto_does(gpu):
 def test_a_compiled_call_may_ask_for_the_gpu_and_warn(monkeypatch):
     """Dynamo itself believes a pretended GPU, so the two parts it could stumble on stand alone."""
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "Pretended")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (6, 1))
     monkeypatch.setattr(_dispatch, "_warned", set())
 
     def double(x):
         reason = _dispatch._unserved(CUDA)
         _dispatch._warn_once("attention", reason)
-        return x * 2 if "sm_75" in reason else x
+        return x * 2 if "sm_61" in reason else x
 
-    with pytest.warns(RuntimeWarning, match="slower .*sm_75"):
+    with pytest.warns(RuntimeWarning, match="slower .*sm_61"):
         found = torch.compile(double, backend="eager", fullgraph=True)(torch.ones(2))
     assert found.tolist() == [2.0, 2.0]
 
