@@ -110,7 +110,14 @@ def float_binary(machine, instruction):
     mode = instruction.first_of("rz", "rm", "rp")
     if mode:
         function = _directed(name, instruction.kind, mode)
+    if name in ("min", "max") and len(instruction.operands) == 4:
+        return float_operation(machine, instruction, _of_three(function))
     return float_operation(machine, instruction, function)
+
+
+def _of_three(function):
+    """min and max of sm_100, which take one operand more."""
+    return lambda x, y, z: function(function(x, y), z)
 
 
 def _directed(name, kind, mode):
