@@ -67,9 +67,9 @@ def C(warps: int, stages: int, **tiles: int) -> Config:
 # (op, kernel, dtype, size, architecture or "any") -> configs, smallest tile first. The size is that
 # of a head in attention, and of the padded states in hmm_filter and selective_scan.
 # bf16 is served by the entries of fp16. tf32 is float32 on tensor cores, fp32 is exact float32.
-# Attention of short sequences (short_*, blocks_backward) has 1 or 2 warps or products of fewer than
-# 64 rows: with more of both Triton takes wgmma on sm_90 and tcgen05 on sm_100, which no test can
-# execute and which gain nothing where memory is the bound.
+# Attention of short sequences (short_*, blocks_backward, and stream_offset before it) has 1 or 2
+# warps or products of fewer than 64 rows: with more of both Triton takes wgmma on sm_90 and tcgen05
+# on sm_100, which no test can execute and which gain nothing where memory is the bound.
 TABLE: Table = {
     ("attention", "short_forward", "fp16", 16, "any"): (
         C(1, 1, BT=16, BS=16, PACK=1),
@@ -246,6 +246,7 @@ TABLE: Table = {
     ("attention", "blocks_backward", "fp32", 64, "any"): (C(4, 1, BT=16, BS=32),),
     ("attention", "blocks_backward", "fp32", 64, "sm_120"): (C(4, 1, BT=16, BS=16),),
     ("attention", "blocks_backward", "fp32", 128, "any"): (C(8, 1, BT=16, BS=32),),
+    ("attention", "blocks_backward", "fp32", 128, "sm_75"): (C(8, 1, BT=16, BS=16),),
     ("attention", "stream_forward", "fp16", 16, "any"): (C(4, 2, BT=64, BS=64),),
     ("attention", "stream_forward", "fp16", 32, "any"): (C(4, 2, BT=64, BS=64),),
     ("attention", "stream_forward", "fp16", 64, "any"): (C(4, 2, BT=64, BS=64),),
@@ -271,18 +272,20 @@ TABLE: Table = {
     ("attention", "stream_weights", "fp32", 64, "any"): (C(4, 1, BT=32, BS=32),),
     ("attention", "stream_weights", "fp32", 64, "sm_75"): (C(4, 1, BT=16, BS=32),),
     ("attention", "stream_weights", "fp32", 128, "any"): (C(8, 1, BT=32, BS=32),),
-    ("attention", "stream_offset", "fp16", 16, "any"): (C(4, 2, BT=64, BS=32),),
-    ("attention", "stream_offset", "fp16", 32, "any"): (C(4, 2, BT=64, BS=32),),
-    ("attention", "stream_offset", "fp16", 64, "any"): (C(4, 2, BT=64, BS=64),),
-    ("attention", "stream_offset", "fp16", 128, "any"): (C(4, 2, BT=64, BS=32),),
-    ("attention", "stream_offset", "tf32", 16, "any"): (C(4, 2, BT=64, BS=32),),
-    ("attention", "stream_offset", "tf32", 32, "any"): (C(4, 2, BT=64, BS=32),),
-    ("attention", "stream_offset", "tf32", 64, "any"): (C(4, 2, BT=64, BS=64),),
+    ("attention", "stream_weights", "fp32", 128, "sm_75"): (C(8, 1, BT=16, BS=16),),
+    ("attention", "stream_offset", "fp16", 16, "any"): (C(2, 2, BT=32, BS=32),),
+    ("attention", "stream_offset", "fp16", 32, "any"): (C(2, 2, BT=32, BS=32),),
+    ("attention", "stream_offset", "fp16", 64, "any"): (C(2, 2, BT=32, BS=64),),
+    ("attention", "stream_offset", "fp16", 128, "any"): (C(4, 2, BT=32, BS=32),),
+    ("attention", "stream_offset", "tf32", 16, "any"): (C(2, 2, BT=32, BS=32),),
+    ("attention", "stream_offset", "tf32", 32, "any"): (C(2, 2, BT=32, BS=32),),
+    ("attention", "stream_offset", "tf32", 64, "any"): (C(2, 2, BT=32, BS=64),),
     ("attention", "stream_offset", "tf32", 128, "any"): (C(4, 2, BT=32, BS=32),),
     ("attention", "stream_offset", "fp32", 16, "any"): (C(4, 2, BT=32, BS=32),),
     ("attention", "stream_offset", "fp32", 32, "any"): (C(4, 2, BT=32, BS=32),),
     ("attention", "stream_offset", "fp32", 64, "any"): (C(4, 2, BT=32, BS=32),),
     ("attention", "stream_offset", "fp32", 128, "any"): (C(4, 1, BT=16, BS=32),),
+    ("attention", "stream_offset", "fp32", 128, "sm_75"): (C(8, 1, BT=16, BS=16),),
     ("attention", "stream_keys", "fp16", 16, "any"): (C(4, 2, BT=32, BS=64),),
     ("attention", "stream_keys", "fp16", 32, "any"): (C(4, 2, BT=32, BS=64),),
     ("attention", "stream_keys", "fp16", 32, "sm_120"): (C(4, 2, BT=32, BS=32),),
@@ -310,6 +313,7 @@ TABLE: Table = {
     ("attention", "stream_queries", "fp32", 16, "any"): (C(4, 1, BT=32, BS=32),),
     ("attention", "stream_queries", "fp32", 32, "any"): (C(4, 1, BT=32, BS=32),),
     ("attention", "stream_queries", "fp32", 64, "any"): (C(4, 1, BT=32, BS=32),),
+    ("attention", "stream_queries", "fp32", 64, "sm_75"): (C(4, 1, BT=16, BS=32),),
     ("attention", "stream_queries", "fp32", 128, "any"): (C(8, 1, BT=16, BS=16),),
     ("hmm_filter", "dot_backward", "fp32", 32, "any"): (C(8, 1, BB=16, BK=16),),
     ("hmm_filter", "dot_backward", "fp32", 64, "any"): (C(8, 1, BB=16, BK=16),),

@@ -107,9 +107,9 @@ class Compiler:
         self.records |= {key: record for key, record in records.values()}
         return {name: record for name, (_, record) in records.items()}
 
-    def find(self, wanted) -> dict:
-        """The record of a launch for sm_80."""
-        return self.records[launch_key(wanted, "sm_80")]
+    def find(self, wanted, arch: str) -> dict:
+        """The record of a launch."""
+        return self.records[launch_key(wanted, arch)]
 
     def close(self):
         self.pool.shutdown(cancel_futures=True)
@@ -205,18 +205,19 @@ def execute(record: dict, one, seed: int = 0, timed: bool = False) -> Stats:
         )
 
 
-def emulator(compiler: Compiler, monkeypatch, module: str):
-    """(call, stats): call runs a launcher of `module` with its kernels as PTX, stats fills with
-    what each of them did."""
+def emulator(compiler: Compiler, monkeypatch, module: str, arch: str = "sm_80"):
+    """(call, stats): call runs a launcher of `module` with its kernels as PTX of `arch`, stats fills
+    with what each of them did."""
     from bwt.kernels import configs
 
     stats: dict[str, Stats] = {}
 
     def call(function, *args, seed=0, **options):
         def run(self, device):
-            stats[self.name] = execute(compiler.find(self), self, seed)
+            stats[self.name] = execute(compiler.find(self, arch), self, seed)
 
         monkeypatch.setattr(configs.Launch, "run", run)
+        monkeypatch.setattr(import_module(module), "architecture", lambda device: arch)
         return getattr(import_module(module), function)(*args, **options)
 
     return call, stats
