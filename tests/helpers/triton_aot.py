@@ -206,7 +206,7 @@ def execute(record: dict, one, seed: int = 0, timed: bool = False) -> Stats:
 
 
 def emulator(compiler: Compiler, monkeypatch, module: str, arch: str = "sm_80"):
-    """(call, stats): call runs a launcher of `module` with its kernels as PTX of `arch`, stats fills
+    """(call, stats): call runs a launcher of `module` with its kernels as PTX of `arch`, stats fill
     with what each of them did."""
     from bwt.kernels import configs
 

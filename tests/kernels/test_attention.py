@@ -280,7 +280,7 @@ def test_short_sequences_stay_on_instructions_that_tests_execute():
     """Triton takes wgmma and tcgen05 for 64 rows and a group of four warps."""
     from bwt.kernels.configs import TABLE
 
-    for (op, kernel, mode, head_size, arch), entry in TABLE.items():
+    for (_, kernel, mode, head_size, arch), entry in TABLE.items():
         for config in entry if kernel in SHORT and mode != "fp32" else ():
             rows = rows_of_products(kernel, config.tiles, head_size)
             executed = config.warps % 4 or not any(count % 64 == 0 for count in rows)
