@@ -107,7 +107,7 @@ class Compiler:
         self.records |= {key: record for key, record in records.values()}
         return {name: record for name, (_, record) in records.items()}
 
-    def find(self, wanted, arch: str) -> dict:
+    def find(self, wanted, arch: str = "sm_80") -> dict:
         """The record of a launch."""
         return self.records[launch_key(wanted, arch)]
 
