@@ -5,6 +5,8 @@ The native kernels allocate in C++ and lay out alike; tests compare every backen
 Only torch is needed here, for the fakes exist without Triton too.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -18,16 +20,43 @@ def merged_heads(like: Tensor) -> Tensor:
     return torch.empty_strided(shape, strides, dtype=like.dtype, device=like.device)
 
 
-def attention(q: Tensor, k: Tensor, weights: bool, entropy: bool) -> tuple[Tensor | None, ...]:
-    """out, lse, weights, entropy; None for what is not captured."""
+class Captures(NamedTuple):
+    """What a call of attention captures, in the order of its schema."""
+
+    weights: bool = False
+    entropy: bool = False
+    received: bool = False
+    peak: bool = False  # the largest score of a row and its position
+    top_k: int = 0
+    heads: tuple[int, ...] | None = None  # of which; None: of all
+    queries: tuple[int, ...] | None = None
+
+    def present(self) -> tuple[bool, ...]:
+        """Which results of attention there are."""
+        top_k = self.top_k > 0
+        rows = (self.weights, self.entropy, self.received, self.peak, self.peak)
+        return True, True, *rows, top_k, top_k
+
+
+def attention(q: Tensor, k: Tensor, captures: Captures) -> tuple[Tensor | None, ...]:
+    """out, lse, weights, entropy, received, max_logit, argmax, and the weights and positions of
+    top_k; None for what is not captured."""
     batch, heads, time, _ = q.shape
-    rows = (batch, heads, time)
+    keys = k.shape[2]
+    heads_chosen = heads if captures.heads is None else len(captures.heads)
+    rows = (batch, heads_chosen, time if captures.queries is None else len(captures.queries))
     statistics = torch.float64 if q.dtype == torch.float64 else torch.float32
+    top = (*rows, captures.top_k)
     return (
         merged_heads(q),
-        q.new_empty(rows, dtype=statistics),
-        q.new_empty((*rows, k.shape[2])) if weights else None,
-        q.new_empty(rows, dtype=statistics) if entropy else None,
+        q.new_empty((batch, heads, time), dtype=statistics),
+        q.new_empty((*rows, keys)) if captures.weights else None,
+        q.new_empty(rows, dtype=statistics) if captures.entropy else None,
+        q.new_empty((*rows[:2], keys), dtype=statistics) if captures.received else None,
+        q.new_empty(rows, dtype=statistics) if captures.peak else None,
+        q.new_empty(rows, dtype=torch.int64) if captures.peak else None,
+        q.new_empty(top, dtype=statistics) if captures.top_k else None,
+        q.new_empty(top, dtype=torch.int64) if captures.top_k else None,
     )
 
 

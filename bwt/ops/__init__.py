@@ -13,8 +13,12 @@ from bwt.ops.hmm_filter import hmm_filter
 from bwt.ops.hmm_smooth import hmm_smooth
 from bwt.ops.rms_norm import rms_norm
 from bwt.ops.selective_scan import selective_scan, selective_scan_states
+from bwt.reference.attention import AttentionOutput, CapturedAttention, TopK
 
 __all__ = [
+    "AttentionOutput",
+    "CapturedAttention",
+    "TopK",
     "add_bias",
     "add_rms_norm",
     "attention",

@@ -11,22 +11,55 @@ BY_QUERY, BY_KEY = "queries over keys", "keys over queries"
 OTHER = {None: None, BY_QUERY: BY_KEY, BY_KEY: BY_QUERY}
 
 
-def attention_torch(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float):
-    """Returns out, lse, weights, entropy; those not asked for cost a view at most."""
+def attention_torch(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, captures):
+    """What results.attention lists; None for what is not captured."""
     stairs = BY_QUERY if causal else None
     # torch.compile traces no functions with derivatives of forward mode.
     compiling = torch.compiler.is_compiling()
     seen_scores = _seen_scores if compiling else SeenScores.apply
     seen_product = _seen_product if compiling else SeenProduct.apply
-    scores = seen_scores(q * scale, k, stairs, -math.inf)
-    blind = _is_blind(scores)
-    scores = scores.masked_fill(blind, 0.0)
+    raw = seen_scores(q * scale, k, stairs, -math.inf)
+    blind = _is_blind(raw)
+    scores = raw.masked_fill(blind, 0.0)
     # Also of what is hidden in a row with NaN.
     unseen = blind | _hidden(scores.shape, stairs, q.device) if causal else blind
     weights = scores.softmax(-1).masked_fill(unseen, 0.0)
     out = seen_product(weights, v, stairs).masked_fill(blind, 0.0)
     lse = scores.logsumexp(-1).masked_fill(blind[..., 0], -math.inf)
-    return out, lse, weights, entropy_bits(weights)
+    return out, lse, *_captured(captures, _chosen(captures, raw, weights, lse))
+
+
+def _chosen(captures, *tensors: Tensor) -> list[Tensor]:
+    """Of the chosen heads and queries."""
+    for axis, indices in enumerate((captures.heads, captures.queries), start=1):
+        if indices is not None:
+            indices = torch.tensor(indices, device=tensors[0].device)
+            tensors = [x.index_select(axis, indices) for x in tensors]
+    return tensors
+
+
+def _captured(captures, rows):
+    scores, weights, lse = rows
+    top_k = max(captures.top_k, int(captures.peak))
+    positions = counted = None
+    if top_k:
+        order = scores.detach().sort(dim=-1, descending=True, stable=True).indices[..., :top_k]
+        counted = scores.detach().gather(-1, order) != -math.inf
+        positions = order.masked_fill(~counted, -1)
+    max_logit = None
+    if captures.peak:
+        blind = ~counted[..., 0]
+        max_logit = scores.masked_fill(blind[..., None], 0.0).gather(-1, order[..., :1])[..., 0]
+        max_logit = torch.where(lse.isnan(), lse, max_logit.masked_fill(blind, -math.inf))
+    return (
+        weights if captures.weights else None,
+        entropy_bits(weights) if captures.entropy else None,
+        weights.sum(-2) if captures.received else None,
+        max_logit,
+        positions[..., 0] if captures.peak else None,
+        weights.gather(-1, order).masked_fill(~counted, 0.0) if captures.top_k else None,
+        positions if captures.top_k else None,
+    )
 
 
 def entropy_bits(weights: Tensor) -> Tensor:

@@ -1,13 +1,17 @@
-"""Attention with captured weights and entropy: launchers.
+"""Attention with captured weights and what is asked of them: launchers.
 
     t = log2(e) scale q k^T,  w = 2^(t - max t) / sum,  out = w v
     lse = ln sum e^(scale q k^T),  entropy = -sum w log2 w
-    gradient of a score: w (g - sum w g + grad_lse),
-        g = grad_out v^T + grad_weights - grad_entropy log2 w
+    received = column sums of w,  max_logit = ln(2) max t
+    gradient of a score: w (g - sum w g + grad_lse), and grad_max_logit at the largest,
+        g = grad_out v^T + grad_weights - grad_entropy log2 w + grad_received,
+            and grad_top_k at the positions of the largest weights
 
 Layouts: q [B, H, T, D], k, v [B, H, S, D], S >= T, the last query aligned with the last key;
-weights [B, H, T, S]; lse, entropy [B, H, T] in float32. out and the gradients of q, k, v lie in
-memory as [B, T or S, H, D], so that heads can be merged without a copy.
+weights [B, H, T, S]; lse, entropy, max_logit [B, H, T], received [B, H, S] and the weights of top_k
+[B, H, T, n] in float32, positions in int64; all but lse are of chosen heads and queries. out and
+the gradients of q, k, v lie in memory as [B, T or S, H, D], so that heads can be merged without a
+copy.
 """
 
 from functools import partial
@@ -16,10 +20,12 @@ import torch
 import triton
 
 from .. import plans, results
-from ..configs import Config, Launch, architecture, lookup
+from ..configs import C, Config, Launch, architecture, lookup
 from ..contracts import ATTENTION
 from ..launching import Launcher
+from ..results import Captures
 from .blocks import attention_blocks_backward_kernel
+from .captures import attention_received_sum_kernel, attention_stream_received_kernel
 from .short import attention_short_backward_kernel, attention_short_forward_kernel
 from .stream import attention_stream_forward_kernel, attention_stream_weights_kernel
 from .stream_backward import (
@@ -44,13 +50,19 @@ def attention_forward(
     scale,
     capture_weights,
     capture_entropy,
+    capture_received=False,
+    capture_peak=False,
+    top_k=0,
+    heads=None,
+    queries=None,
     precision="ieee",
 ):
-    """(out, lse, weights | None, entropy | None).
+    """What results.attention lists.
 
     `precision` is that of products of float32: exact, or tf32 on tensor cores.
     """
-    call = Call.of(q, k, v, causal, scale, capture_weights, capture_entropy)
+    captured = (capture_weights, capture_entropy, capture_received, capture_peak, top_k)
+    call = Call.of(q, k, v, causal, scale, Captures(*captured, heads, queries))
     return call.forward(q, k, v, precision)
 
 
@@ -65,32 +77,41 @@ def attention_backward(
     out,
     lse,
     entropy,
+    grad_received=None,
+    grad_max_logit=None,
+    grad_top_k=None,
+    argmax=None,
+    top_weights=None,
+    top_positions=None,
     *,
     causal,
     scale,
+    heads=None,
+    queries=None,
     precision="ieee",
 ):
-    """(grad_q, grad_k, grad_v); incoming gradients may be None, and so may entropy where there is
-    no grad_entropy."""
+    """(grad_q, grad_k, grad_v); incoming gradients may be None, and so may be what was captured
+    where there is no gradient of it."""
     incoming = (grad_out, grad_weights, grad_entropy, grad_lse)
-    call = Call.of(q, k, v, causal, scale)
-    return call.backward(*incoming, q, k, v, out, lse, entropy, precision)
+    incoming += (grad_received, grad_max_logit, grad_top_k)
+    saved = (q, k, v, out, lse, entropy, argmax, top_weights, top_positions)
+    call = Call.of(q, k, v, causal, scale, Captures(heads=heads, queries=queries))
+    return call.backward(incoming, saved, precision)
 
 
 class Call:
     """Calls that differ in nothing but the values of their tensors."""
 
-    def __init__(self, q, k, v, causal, scale, capture_weights, capture_entropy):
+    def __init__(self, q, k, v, causal, scale, captures):
         self.device = q.device
-        self.options = causal, scale
-        self.captures = capture_weights, capture_entropy
+        self.options = causal, scale, captures
+        self.places = _places(captures, q)
         self.is_empty = q.numel() == 0
         self.are_rows_dense = all(x.stride(-1) == 1 for x in (q, k, v))
         self.launcher = Launcher(q.device)
 
     @classmethod
     def of(cls, q, k, v, *options):
-        options = (*options, False, False)[:4]
         layouts = [(x.dtype, x.shape, x.stride()) for x in (q, k, v)]
         signature = (cls, q.device, options, *layouts)
         return plans.find(signature) or plans.keep(signature, cls(q, k, v, *options))
@@ -98,73 +119,101 @@ class Call:
     def forward(self, q, k, v, precision):
         if not self.are_rows_dense:
             q, k, v = (_last_contiguous(x) for x in (q, k, v))
-        outputs = results.attention(q, k, *self.captures)
+        outputs = results.attention(q, k, self.options[2])
         if not self.is_empty:
             make = partial(self._launches, forward_launches, precision)
-            self.launcher.run(("forward", precision), (q, k, v, *outputs), make)
+            tensors = (q, k, v, *outputs, *self.places)
+            self.launcher.run(("forward", precision), tensors, make)
         return outputs
 
-    def backward(
-        self,
-        grad_out,
-        grad_weights,
-        grad_entropy,
-        grad_lse,
-        q,
-        k,
-        v,
-        out,
-        lse,
-        entropy,
-        precision,
-    ):
+    def backward(self, incoming, saved, precision):
+        """Of the gradients of out, weights, entropy, lse, received, max_logit and top_k, and from
+        q, k, v, out, lse, entropy, argmax and top_k; any of them may be None but q, k, v, out and
+        lse."""
+        q, k, v, out, lse, entropy, argmax, top_weights, top_positions = saved
         gradients = results.merged_heads(q), results.merged_heads(k), results.merged_heads(v)
-        if self.is_empty or grad_out is grad_weights is grad_entropy is grad_lse is None:
+        if self.is_empty or all(x is None for x in incoming):
             return tuple(x.zero_() for x in gradients)
         if not self.are_rows_dense:
             q, k, v = (_last_contiguous(x) for x in (q, k, v))
+        grad_out, grad_weights, *rows = incoming
+        rows = [x if x is None else x.contiguous() for x in rows]
+        grad_entropy, _, _, grad_max_logit, grad_top_k = rows
         if grad_out is not None:
             grad_out = _last_contiguous(grad_out.to(q.dtype))
         if grad_weights is not None:
-            grad_weights = _last_contiguous(grad_weights)
-        if grad_entropy is None:
-            entropy = None
-        else:
-            grad_entropy, entropy = grad_entropy.contiguous(), entropy.contiguous()
-        if grad_lse is not None:
-            grad_lse = grad_lse.contiguous()
+            whole = self.places[0] is None
+            grad_weights = _last_contiguous(grad_weights) if whole else grad_weights.contiguous()
+        # What there is no gradient of is not read.
+        captured = (
+            None if grad_entropy is None else entropy.contiguous(),
+            None if grad_max_logit is None else argmax.contiguous(),
+            None if grad_top_k is None else top_weights.contiguous(),
+            None if grad_top_k is None else top_positions.contiguous(),
+        )
         out = _last_contiguous(out)
-        incoming = (grad_out, grad_weights, grad_entropy, grad_lse)
-        layouts = [x if x is None else (x.dtype, x.stride()) for x in incoming]
+        incoming = (grad_out, grad_weights, *rows)
+        layouts = [x if x is None else (x.dtype, x.shape[-1], x.stride()) for x in incoming]
         flags = ("backward", precision, out.stride(), *layouts)
-        saved = (q, k, v, out, lse.contiguous(), entropy)
+        saved = (q, k, v, out, lse.contiguous(), *captured)
         make = partial(self._launches, backward_launches, precision)
-        self.launcher.run(flags, (*incoming, *saved, *gradients), make)
+        self.launcher.run(flags, (*incoming, *saved, *gradients, *self.places), make)
         return gradients
 
     def _launches(self, launches, precision, *tensors):
-        causal, scale = self.options
+        causal, scale, captures = self.options
         options = {"causal": causal, "scale": scale, "precision": precision}
+        options["captures"] = captures
         return launches(*tensors, **options, arch=architecture(self.device))
 
 
 def forward_launches(
-    q, k, v, out, lse, weights, entropy, *, causal, scale, precision, arch
+    q,
+    k,
+    v,
+    out,
+    lse,
+    weights,
+    entropy,
+    received,
+    max_logit,
+    argmax,
+    top_weights,
+    top_positions,
+    head_places,
+    query_places,
+    *,
+    causal,
+    scale,
+    captures,
+    precision,
+    arch,
 ) -> list[Launch]:
     """What attention_forward runs."""
     mode, common = _common(q, k, causal, scale, precision)
     common |= {"q": q, "k": k, "lse": lse} | _strides(q=q, k=k)
+    common |= _chosen(captures, q, head_places, query_places)
     values = {"v": v, "out": out, "entropy": entropy, "STORE_ENTROPY": entropy is not None}
     values |= _strides(v=v)
+    values |= {"max_logit": max_logit, "argmax": argmax, "STORE_PEAK": argmax is not None}
+    values |= {"top_weights": top_weights, "top_positions": top_positions}
+    values |= {"TOP_K": captures.top_k, "ROOM": triton.next_power_of_2(max(captures.top_k, 1))}
     heads, (queries, keys) = q.shape[0] * q.shape[1], (q.shape[2], k.shape[2])
 
     config = _short_config("short_forward", mode, common["BD"], arch, keys)
     if config is not None:
         groups = triton.cdiv(heads, config.tiles["PACK"])
+        blocks = triton.cdiv(queries, config.tiles["BT"])
         arguments = common | values | {"num_heads": heads}
         arguments |= {"weights": weights, "STORE_WEIGHTS": weights is not None}
-        grid = groups * triton.cdiv(queries, config.tiles["BT"])
-        return [Launch(attention_short_forward_kernel, grid, arguments, config)]
+        arguments |= {"received": received, "STORE_RECEIVED": received is not None}
+        if received is None or blocks == 1:
+            return [Launch(attention_short_forward_kernel, groups * blocks, arguments, config)]
+        arguments["received"] = parts = received.new_empty(
+            (received.shape[0] * received.shape[1], blocks, keys)
+        )
+        first = Launch(attention_short_forward_kernel, groups * blocks, arguments, config)
+        return [first, _sum_of_blocks(parts, received)]
 
     [config] = lookup("attention", "stream_forward", mode, common["BD"], arch)
     grid = heads * triton.cdiv(queries, config.tiles["BT"])
@@ -174,7 +223,21 @@ def forward_launches(
         tiles = triton.cdiv(queries, config.tiles["BT"]) * triton.cdiv(keys, config.tiles["BS"])
         arguments = common | {"weights": weights}
         launches.append(Launch(attention_stream_weights_kernel, heads * tiles, arguments, config))
+    if received is not None:
+        # A pass over the queries for each block of keys, as that of their gradients.
+        [config] = lookup("attention", "stream_keys", mode, common["BD"], arch)
+        grid = heads * triton.cdiv(keys, config.tiles["BS"])
+        arguments = common | {"received": received}
+        launches.append(Launch(attention_stream_received_kernel, grid, arguments, config))
     return launches
+
+
+def _sum_of_blocks(parts, received) -> Launch:
+    heads, blocks, keys = parts.shape
+    config = C(1, 1, BS=128)
+    arguments = {"parts": parts, "received": received, "blocks": blocks, "S": keys}
+    grid = heads * triton.cdiv(keys, config.tiles["BS"])
+    return Launch(attention_received_sum_kernel, grid, arguments, config)
 
 
 def backward_launches(
@@ -182,18 +245,27 @@ def backward_launches(
     grad_weights,
     grad_entropy,
     grad_lse,
+    grad_received,
+    grad_max_logit,
+    grad_top_k,
     q,
     k,
     v,
     out,
     lse,
     entropy,
+    argmax,
+    top_weights,
+    top_positions,
     grad_q,
     grad_k,
     grad_v,
+    head_places,
+    query_places,
     *,
     causal,
     scale,
+    captures,
     precision,
     arch,
 ) -> list[Launch]:
@@ -201,13 +273,20 @@ def backward_launches(
     mode, common = _common(q, k, causal, scale, precision)
     common |= {"q": q, "k": k, "lse": lse} | _strides(q=q, k=k, go=grad_out, gw=grad_weights)
     common |= _incoming(grad_out=grad_out, grad_weights=grad_weights, grad_entropy=grad_entropy)
+    captured = _incoming(grad_received=grad_received) | {"grad_top_k": grad_top_k}
+    captured["TOP_K"] = 0 if grad_top_k is None else grad_top_k.shape[-1]
+    captured |= _chosen(captures, q, head_places, query_places)
+    peaks = _incoming(grad_max_logit=grad_max_logit)
+    peaks |= {"argmax": argmax, "top_positions": top_positions}
+    further = (grad_received, grad_max_logit, grad_top_k, head_places)
+    is_asked = any(x is not None for x in further)  # for more than weights and entropy
     values = {"v": v} | _strides(v=v)
     heads, (queries, keys) = q.shape[0] * q.shape[1], (q.shape[2], k.shape[2])
 
     config = _short_config("short_backward", mode, common["BD"], arch, keys)
     if config is not None:
-        arguments = common | values | _incoming(grad_lse=grad_lse) | {"num_heads": heads}
-        arguments |= {"grad_q": grad_q, "grad_k": grad_k, "grad_v": grad_v}
+        arguments = common | captured | peaks | values | _incoming(grad_lse=grad_lse)
+        arguments |= {"num_heads": heads, "grad_q": grad_q, "grad_k": grad_k, "grad_v": grad_v}
         grid = triton.cdiv(heads, config.tiles["PACK"])
         return [Launch(attention_short_backward_kernel, grid, arguments, config)]
 
@@ -219,9 +298,9 @@ def backward_launches(
     shared = common | values | {"offset": offset}
     rows = _incoming(grad_lse=grad_lse) | {"out": out, "entropy": entropy} | _strides(out=out)
     grid, config = blocks("stream_offset", queries, "BT")
-    arguments = common | rows | {"offset": offset}
+    arguments = common | captured | rows | {"offset": offset, "top_weights": top_weights}
     first = Launch(attention_stream_offset_kernel, grid, arguments, config)
-    if keys <= BLOCKED_KEYS:
+    if keys <= BLOCKED_KEYS and not is_asked:
         [config] = lookup("attention", "blocks_backward", mode, common["BD"], arch)
         sums = grad_q
         if grad_q.dtype != lse.dtype:
@@ -232,12 +311,36 @@ def backward_launches(
             arguments["offset"] = None
         last = Launch(attention_blocks_backward_kernel, heads, arguments, config)
         return [last] if grad_weights is None else [first, last]
+    shared |= captured | peaks
     grid, config = blocks("stream_keys", keys, "BS")
     arguments = shared | {"grad_k": grad_k, "grad_v": grad_v}
     second = Launch(attention_stream_keys_kernel, grid, arguments, config)
     grid, config = blocks("stream_queries", queries, "BT")
     third = Launch(attention_stream_queries_kernel, grid, shared | {"grad_q": grad_q}, config)
     return [first, second, third]
+
+
+def _places(captures, q):
+    """Of heads and of queries in what is captured of chosen ones, or None twice."""
+    if captures.heads is None and captures.queries is None:
+        return None, None
+    places = []
+    for size, chosen in zip(q.shape[1:3], (captures.heads, captures.queries), strict=True):
+        row = [-1] * size
+        for place, index in enumerate(range(size) if chosen is None else chosen):
+            row[index] = place
+        places.append(torch.tensor(row, dtype=torch.int32, device=q.device))
+    return places
+
+
+def _chosen(captures, q, head_places, query_places) -> dict:
+    """Arguments that say of which heads and queries to capture."""
+    heads = queries = None  # nobody asks
+    if head_places is not None:
+        heads = q.shape[1] if captures.heads is None else len(captures.heads)
+        queries = q.shape[2] if captures.queries is None else len(captures.queries)
+    places = {"head_places": head_places, "query_places": query_places}
+    return places | {"HC": heads, "TC": queries, "CHOSEN": head_places is not None}
 
 
 def _last_contiguous(x):
@@ -292,35 +395,43 @@ def example_launches(
     arch,
     causal=True,
     captured=True,
+    asked=(False, False, 0),
+    chosen=(None, None),
     batch=2,
     heads=3,
 ) -> dict[str, Launch]:
-    """The launches of one call by name, on tensors without memory."""
+    """The launches of one call by name, on tensors without memory.
+
+    captured: weights and entropy, and gradients of all.
+    asked: whether what keys receive and the peaks are captured, and how many of top_k.
+    chosen: heads and queries of which.
+    """
     dtypes = {name: dtype for dtype, name in DTYPES.items()}
     dtype = dtypes.get(mode, torch.float32)
+    captures = Captures(captured, captured, *asked, *chosen)
 
     def empty(*shape, dtype=dtype):
         return torch.empty((batch, heads, *shape), dtype=dtype, device="meta")
 
-    q, grad_out = empty(queries, head_size), empty(queries, head_size)
-    k, v = empty(keys, head_size), empty(keys, head_size)
-    out, grad_q, grad_k, grad_v = (results.merged_heads(x) for x in (q, q, k, v))
-    rows = [empty(queries, dtype=torch.float32) for _ in range(4)]
-    lse, entropy, grad_lse, grad_entropy = rows
-    weights = empty(queries, keys)
+    q, k, v = (empty(length, head_size) for length in (queries, keys, keys))
+    grad_q, grad_k, grad_v = (results.merged_heads(x) for x in (q, k, v))
+    outputs = results.attention(q, k, captures)
+    out, lse, weights, entropy, received, max_logit, argmax, *top_k = outputs
+    places = _places(captures, q)
     options = {
         "causal": causal,
         "scale": None,
         "precision": "tf32" if mode == "tf32" else "ieee",
         "arch": arch,
+        "captures": captures,
     }
-    if not captured:
-        weights = entropy = grad_lse = grad_entropy = None
-    launches = forward_launches(q, k, v, out, lse, weights, entropy, **options)
-    incoming = (grad_out, weights, grad_entropy, grad_lse)
-    launches += backward_launches(
-        *incoming, q, k, v, out, lse, entropy, grad_q, grad_k, grad_v, **options
-    )
+    launches = forward_launches(q, k, v, *outputs, *places, **options)
+    grad_lse = empty(queries, dtype=torch.float32) if captured else None
+    incoming = [empty(queries, head_size), weights, entropy, grad_lse]
+    incoming += [received, max_logit, top_k[0]]
+    incoming = [x if x is None else torch.empty_like(x) for x in incoming]
+    saved = (q, k, v, out, lse, entropy, argmax, *top_k)
+    launches += backward_launches(*incoming, *saved, grad_q, grad_k, grad_v, *places, **options)
     return {launch.name: launch for launch in launches}
 
 
@@ -329,6 +440,7 @@ VARIANTS = {
     "plain": {"captured": False, "odd": False},
     "captured": {"captured": True, "odd": False},
     "ragged": {"captured": True, "odd": True},
+    "asked": {"captured": False, "odd": False, "asked": (True, True, 4), "chosen": ((0,), (0,))},
 }
 
 
@@ -350,15 +462,10 @@ def specialisations(arch: str):
             }
             for keys in (*sorted(sizes | {BLOCKED_KEYS}), STREAM_KEYS):
                 for variant, choice in VARIANTS.items():
-                    length = keys - choice["odd"]
-                    launches = example_launches(
-                        mode=mode,
-                        head_size=head_size,
-                        queries=length,
-                        keys=length,
-                        arch=arch,
-                        captured=choice["captured"],
-                    )
+                    choice = dict(choice)
+                    length = keys - choice.pop("odd")
+                    shape = {"head_size": head_size, "queries": length, "keys": length}
+                    launches = example_launches(mode=mode, arch=arch, **shape, **choice)
                     for kernel, launch in launches.items():
                         if keys == _example_keys(launch):
                             yield f"{kernel}.{mode}.D{head_size}.S{keys}.{variant}", launch

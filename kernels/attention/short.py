@@ -12,6 +12,19 @@ entropy as [B, H, T]; weights have contiguous heads of T rows, each of S element
 import triton
 import triton.language as tl
 
+from .captures import (
+    add_captured_gradients,
+    add_max_logit_gradient,
+    captured_rows,
+    chosen_heads,
+    chosen_rows,
+    first_position,
+    gradient_rows,
+    largest_of_rows,
+    store_peak,
+    store_received,
+    store_top_k,
+)
 from .tiles import (
     LN2,
     LOWEST,
@@ -39,11 +52,20 @@ def attention_short_forward_kernel(
     lse,
     weights,
     entropy,
+    received,
+    max_logit,
+    argmax,
+    top_weights,
+    top_positions,
+    head_places,
+    query_places,
     scale,
     num_heads,
     H,
     T,
     S,
+    HC,
+    TC,
     q_stride_b,
     q_stride_h,
     q_stride_t,
@@ -56,6 +78,11 @@ def attention_short_forward_kernel(
     CAUSAL: tl.constexpr,
     STORE_WEIGHTS: tl.constexpr,
     STORE_ENTROPY: tl.constexpr,
+    STORE_RECEIVED: tl.constexpr,
+    STORE_PEAK: tl.constexpr,
+    TOP_K: tl.constexpr,
+    ROOM: tl.constexpr,
+    CHOSEN: tl.constexpr,
     D: tl.constexpr,
     BT: tl.constexpr,
     BS: tl.constexpr,
@@ -81,7 +108,26 @@ def attention_short_forward_kernel(
     )
     b_t = scores_base2(b_q, b_k, scale, m_visible, PRECISION)
 
-    b_peak = tl.maximum(tl.max(b_t, axis=1), LOWEST)
+    o_row, m_row = chosen_rows(
+        head_places,
+        query_places,
+        i_head,
+        first,
+        o_t,
+        m_q,
+        H,
+        T,
+        HC,
+        TC,
+        CHOSEN,
+        o_slot_q,
+        PACK,
+    )
+    b_largest = tl.max(b_t, axis=1)
+    b_peak = tl.maximum(b_largest, LOWEST)
+    if STORE_PEAK:
+        b_position = first_position(b_t, b_peak, o_s[None, :])
+        store_peak(max_logit, argmax, b_peak, b_position, o_row, m_row)
     b_t = b_t - b_peak[:, None]
     b_p = tl.exp2(b_t)
     b_sum = tl.sum(b_p, axis=1)
@@ -91,14 +137,24 @@ def attention_short_forward_kernel(
     if STORE_ENTROPY:
         # Relative to the peak both terms are >= 0: no cancellation, whatever the size of scores.
         b_mean = tl.sum(b_p * tl.maximum(b_t, NO_WEIGHT), axis=1) / b_sum
-        p_entropy = dense_rows(entropy, i_head, first, o_t, T, 1, o_slot_q, PACK)
-        tl.store(p_entropy, not_negative(tl.log2(b_sum) - b_mean), mask=m_q)
+        p_entropy = captured_rows(entropy, o_row, i_head, first, o_t, T, 1, CHOSEN, o_slot_q, PACK)
+        tl.store(p_entropy, not_negative(tl.log2(b_sum) - b_mean), mask=m_row)
+    if STORE_RECEIVED:
+        o_head, m_head = chosen_heads(head_places, i_head, H, HC, o_slot_k, CHOSEN, PACK)
+        store_received(
+            received, b_p, b_sum, m_row, o_head, o_s, m_k & m_head, first // BT, blocks, S
+        )
+    if TOP_K > 0:
+        b_largest = b_largest - b_peak
+        b_top, b_where = largest_of_rows(b_t, b_largest, o_s[None, :], TOP_K, ROOM)
+        b_log2sum = tl.log2(b_sum)
+        store_top_k(top_weights, top_positions, b_top, b_where, b_log2sum, o_row, m_row, TOP_K)
     if STORE_WEIGHTS:
         b_w = (b_p / b_sum[:, None]).to(weights.dtype.element_ty)
-        m_w = m_q[:, None] & (o_s < S)[None, :]
+        m_w = m_row[:, None] & (o_s < S)[None, :]
         if PACK > 1:
             m_w = m_w & (o_slot_q[:, None] == o_slot_k[None, :])
-        p_w = dense_rows(weights, i_head, first, o_t, T, S, o_slot_q, PACK)
+        p_w = captured_rows(weights, o_row, i_head, first, o_t, T, S, CHOSEN, o_slot_q, PACK)
         tl.store(p_w[:, None] + o_s[None, :], b_w, mask=m_w)
 
     # Unnormalised weights have a largest one of 1, which suits 16-bit formats best.
@@ -113,6 +169,13 @@ def attention_short_backward_kernel(
     grad_weights,
     grad_entropy,
     grad_lse,
+    grad_received,
+    grad_max_logit,
+    argmax,
+    grad_top_k,
+    top_positions,
+    head_places,
+    query_places,
     q,
     k,
     v,
@@ -125,6 +188,8 @@ def attention_short_backward_kernel(
     H,
     T,
     S,
+    HC,
+    TC,
     go_stride_b,
     go_stride_h,
     go_stride_t,
@@ -145,6 +210,10 @@ def attention_short_backward_kernel(
     HAS_GRAD_WEIGHTS: tl.constexpr,
     HAS_GRAD_ENTROPY: tl.constexpr,
     HAS_GRAD_LSE: tl.constexpr,
+    HAS_GRAD_RECEIVED: tl.constexpr,
+    HAS_GRAD_MAX_LOGIT: tl.constexpr,
+    TOP_K: tl.constexpr,
+    CHOSEN: tl.constexpr,
     D: tl.constexpr,
     BT: tl.constexpr,
     BS: tl.constexpr,
@@ -164,6 +233,10 @@ def attention_short_backward_kernel(
     ACC: tl.constexpr = tl.float64 if q.dtype.element_ty == tl.float64 else tl.float32
     b_gk = tl.zeros((BS * PACK, BD), dtype=ACC)
     b_gv = tl.zeros((BS * PACK, BD), dtype=ACC)
+    b_gr = 0.0
+    if HAS_GRAD_RECEIVED:
+        o_head, m_head = chosen_heads(head_places, i_head, H, HC, o_slot_k, CHOSEN, PACK)
+        b_gr = tl.load(grad_received + o_head * S + o_s, mask=m_k & m_head, other=0.0)[:, None]
 
     for first in range(0, T, BT):
         m_q = (first + o_t < T) & (i_head + o_slot_q < num_heads)
@@ -184,28 +257,61 @@ def attention_short_backward_kernel(
             PACK,
         )
         b_w, b_log2w = weights_by_key(b_q, b_k, b_lse, scale, m_visible, PRECISION)
+        o_row, m_row = chosen_rows(
+            head_places,
+            query_places,
+            i_head,
+            first,
+            o_t,
+            m_q,
+            H,
+            T,
+            HC,
+            TC,
+            CHOSEN,
+            o_slot_q,
+            PACK,
+        )
 
         # b_g is the gradient of the weights; that of the scores is w (g - sum w g). The product
         # comes last: it adds to what is there, and fewer tiles are alive at a time.
         b_g = tl.zeros_like(b_w)
         if HAS_GRAD_ENTROPY:
-            p_gh = dense_rows(grad_entropy, i_head, first, o_t, T, 1, o_slot_q, PACK)
-            b_g -= tl.load(p_gh, mask=m_q, other=0.0)[None, :] * b_log2w
+            p_gh = captured_rows(
+                grad_entropy, o_row, i_head, first, o_t, T, 1, CHOSEN, o_slot_q, PACK
+            )
+            b_g -= tl.load(p_gh, mask=m_row, other=0.0)[None, :] * b_log2w
+        b_g = add_captured_gradients(
+            b_g,
+            b_gr,
+            grad_top_k,
+            top_positions,
+            o_s[:, None],
+            o_row,
+            m_row,
+            m_visible,
+            HAS_GRAD_RECEIVED,
+            TOP_K,
+            True,
+        )
         if HAS_GRAD_WEIGHTS:
-            p_gw = row_pointers(
+            p_gw = gradient_rows(
                 grad_weights,
+                o_row,
                 i_head,
                 first,
                 o_t,
                 H,
+                S,
                 gw_stride_b,
                 gw_stride_h,
                 gw_stride_t,
+                CHOSEN,
                 o_slot_q,
                 PACK,
             )
             # Read within bounds only: the causal staircase in a load's mask would make it scalar.
-            m_gw = m_q[None, :] & (o_s < S)[:, None]
+            m_gw = m_row[None, :] & (o_s < S)[:, None]
             if PACK > 1:
                 m_gw = m_gw & (o_slot_q[None, :] == o_slot_k[:, None])
             b_gw = tl.load(p_gw[None, :] + o_s[:, None], mask=m_gw, other=0.0)
@@ -230,7 +336,17 @@ def attention_short_backward_kernel(
         if HAS_GRAD_LSE:
             p_gl = dense_rows(grad_lse, i_head, first, o_t, T, 1, o_slot_q, PACK)
             b_offset += tl.load(p_gl, mask=m_q, other=0.0)
-        b_gs = (b_w * (b_g + b_offset[None, :])).to(b_q.dtype)
+        b_gs = add_max_logit_gradient(
+            b_w * (b_g + b_offset[None, :]),
+            grad_max_logit,
+            argmax,
+            o_s[:, None],
+            o_row,
+            m_row,
+            m_visible,
+            HAS_GRAD_MAX_LOGIT,
+            True,
+        ).to(b_q.dtype)
 
         b_gk += tl.dot(b_gs, b_q, input_precision=PRECISION)
         # Triton gives all products of the loop one arrangement of warps, along their rows. Tall

@@ -2,7 +2,8 @@
 
 Entropy rides along: with p = 2^(t - peak), the sum of p (t - peak) is carried beside the sum of p
 and shifted whenever the peak moves, so no weights are materialised for it. Weights are written by
-a second pass from lse.
+a second pass from lse, and what keys receive is summed by another one (captures.py). The largest
+scores are kept up to date like the peak.
 
 Layouts are those of short.py.
 """
@@ -10,6 +11,15 @@ Layouts are those of short.py.
 import triton
 import triton.language as tl
 
+from .captures import (
+    NOWHERE,
+    captured_rows,
+    chosen_rows,
+    later_peak,
+    later_top_k,
+    store_peak,
+    store_top_k,
+)
 from .tiles import (
     LN2,
     LOWEST,
@@ -35,10 +45,18 @@ def attention_stream_forward_kernel(
     out,
     lse,
     entropy,
+    max_logit,
+    argmax,
+    top_weights,
+    top_positions,
+    head_places,
+    query_places,
     scale,
     H,
     T,
     S,
+    HC,
+    TC,
     q_stride_b,
     q_stride_h,
     q_stride_t,
@@ -50,6 +68,10 @@ def attention_stream_forward_kernel(
     v_stride_s,
     CAUSAL: tl.constexpr,
     STORE_ENTROPY: tl.constexpr,
+    STORE_PEAK: tl.constexpr,
+    TOP_K: tl.constexpr,
+    ROOM: tl.constexpr,
+    CHOSEN: tl.constexpr,
     D: tl.constexpr,
     BT: tl.constexpr,
     BS: tl.constexpr,
@@ -75,6 +97,9 @@ def attention_stream_forward_kernel(
     b_sum = tl.zeros((BT,), dtype=ACC)
     b_moment = tl.zeros((BT,), dtype=ACC)  # sum of p (t - peak)
     b_out = tl.zeros((BT, BD), dtype=ACC)
+    b_position = tl.full((BT,), NOWHERE, dtype=tl.int32)  # of the peak
+    b_top = tl.full((BT, ROOM), float("-inf"), dtype=ACC)
+    b_where = tl.full((BT, ROOM), NOWHERE, dtype=tl.int32)
 
     end = S
     if CAUSAL:
@@ -97,10 +122,15 @@ def attention_stream_forward_kernel(
         )
         m_visible = visible_keys(i_head, o_t[:, None], i_head, o_s[None, :], T, S, CAUSAL, 1)
         b_t = scores_base2(b_q, b_k, scale, m_visible, PRECISION)
-        b_top = tl.maximum(b_peak, tl.max(b_t, axis=1))
-        b_t = b_t - b_top[:, None]
+        b_largest = tl.max(b_t, axis=1)
+        if STORE_PEAK:
+            b_position = later_peak(b_position, b_t, b_largest, b_peak, o_s[None, :])
+        if TOP_K > 0:
+            b_top, b_where = later_top_k(b_top, b_where, b_t, b_largest, o_s[None, :], TOP_K)
+        b_later = tl.maximum(b_peak, b_largest)
+        b_t = b_t - b_later[:, None]
         b_p = tl.exp2(b_t)
-        b_shift = b_peak - b_top
+        b_shift = b_peak - b_later
         b_shrink = tl.exp2(b_shift)
         if STORE_ENTROPY:
             b_moment += b_sum * tl.maximum(b_shift, NO_WEIGHT)
@@ -109,13 +139,22 @@ def attention_stream_forward_kernel(
         b_sum = b_sum * b_shrink + tl.sum(b_p, axis=1)
         b_out = b_out * b_shrink[:, None]
         b_out += tl.dot(b_p.to(b_v.dtype), b_v, input_precision=PRECISION)
-        b_peak = b_top
+        b_peak = b_later
 
+    o_row, m_row = chosen_rows(
+        head_places, query_places, i_head, first_t, o_m, m_q, H, T, HC, TC, CHOSEN
+    )
+    if STORE_PEAK:
+        store_peak(max_logit, argmax, b_peak, b_position, o_row, m_row)
+    if TOP_K > 0:
+        b_log2sum = b_peak + tl.log2(divisor(b_sum))
+        store_top_k(top_weights, top_positions, b_top, b_where, b_log2sum, o_row, m_row, TOP_K)
     tl.store(dense_rows(lse, i_head, first_t, o_m, T, 1), (b_peak + tl.log2(b_sum)) * LN2, mask=m_q)
     b_sum = divisor(b_sum)
     if STORE_ENTROPY:
         b_entropy = not_negative(tl.log2(b_sum) - b_moment / b_sum)
-        tl.store(dense_rows(entropy, i_head, first_t, o_m, T, 1), b_entropy, mask=m_q)
+        p_entropy = captured_rows(entropy, o_row, i_head, first_t, o_m, T, 1, CHOSEN)
+        tl.store(p_entropy, b_entropy, mask=m_row)
     store_rows(merged_rows(out, i_head, first_t, o_m, T, H, D), b_out / b_sum[:, None], m_q, D, BD)
 
 
@@ -125,10 +164,14 @@ def attention_stream_weights_kernel(
     k,
     lse,
     weights,
+    head_places,
+    query_places,
     scale,
     H,
     T,
     S,
+    HC,
+    TC,
     q_stride_b,
     q_stride_h,
     q_stride_t,
@@ -136,6 +179,7 @@ def attention_stream_weights_kernel(
     k_stride_h,
     k_stride_s,
     CAUSAL: tl.constexpr,
+    CHOSEN: tl.constexpr,
     D: tl.constexpr,
     BT: tl.constexpr,
     BS: tl.constexpr,
@@ -155,11 +199,18 @@ def attention_stream_weights_kernel(
     first_s = i_s * BS
     o_s = first_s + o_n
     m_q = o_t < T
-    p_w = dense_rows(weights, i_head, first_t, o_m, T, S)[:, None] + o_s[None, :]
-    m_w = m_q[:, None] & (o_s < S)[None, :]
+    o_row, m_row = chosen_rows(
+        head_places, query_places, i_head, first_t, o_m, m_q, H, T, HC, TC, CHOSEN
+    )
+    p_w = captured_rows(weights, o_row, i_head, first_t, o_m, T, S, CHOSEN)
+    p_w = p_w[:, None] + o_s[None, :]
+    m_w = m_row[:, None] & (o_s < S)[None, :]
     b_w = tl.zeros((BT, BS), dtype=weights.dtype.element_ty)
     # A tile whose first key comes after its last query's stays zero without any product.
-    if (not CAUSAL) or i_s * BS <= S - T + i_t * BT + BT - 1:
+    is_seen = (not CAUSAL) or i_s * BS <= S - T + i_t * BT + BT - 1
+    if CHOSEN:
+        is_seen = is_seen & (tl.max(m_row.to(tl.int32), axis=0) > 0)
+    if is_seen:
         p_q = row_pointers(q, i_head, first_t, o_m, H, q_stride_b, q_stride_h, q_stride_t)
         p_k = row_pointers(k, i_head, first_s, o_n, H, k_stride_b, k_stride_h, k_stride_s)
         b_q = load_rows(p_q, m_q, D, BD)

@@ -33,10 +33,11 @@ def good_calls() -> dict:
     keys = torch.arange(T).expand(B, T)
     bijection = [zeros(B, T, V), zeros(B, T), zeros(B, T), keys, keys, uniform(V, V)]
     return {
-        "attention": [heads, heads, heads, True, 1.0, True, True],
+        "attention": [heads, heads, heads, True, 1.0, *[True] * 4, 2, [0], [0]],
         "attention_backward": [
             *(heads, weights, rows, rows, heads, heads, heads, heads, rows, weights, rows),
-            *(True, 1.0),
+            *(True, 1.0, uniform(B, H, T), rows, zeros(B, H, T, 2)),
+            *(ids(B, H, T), zeros(B, H, T, 2), ids(B, H, T, 2)),
         ],
         "hmm_filter": hmm,
         "hmm_filter_backward": [zeros(B, T, S), zeros(B, T, S), zeros(B), *hmm, *filtered],
@@ -69,6 +70,8 @@ def replacements(x):
         return {"float16": torch.float16, "int64": torch.int64}
     if isinstance(x, bool | float):
         return {}
+    if isinstance(x, list):
+        return {"negative": [-1], "huge": [1 << 40], "repeated": x + x}
     if isinstance(x, int):
         return {"negative": -1, "huge": 1 << 40}
     kinds = {"None": None, "scalar": x.new_zeros(()), "another dimension": x[None]}
@@ -82,7 +85,7 @@ def replacements(x):
 
 
 # For the kernels of GPUs.
-UNREAD = {("attention_backward", name) for name in ("out", "lse", "entropy")}
+UNREAD = {("attention_backward", name) for name in ("out", "lse", "entropy", "top_weights")}
 
 
 def accepted(name: str) -> list[str]:
@@ -105,15 +108,16 @@ def accepted(name: str) -> list[str]:
     return calm
 
 
-# What fits all the same: an optional argument may be absent, empty weights mean that there are
-# none, there may be fewer queries than keys, more steps than lengths say, another number of symbols
-# in what does not look at the sum of a row, rows of any number, and parameters of one model.
+# What fits all the same: an optional argument may be absent, there may be fewer queries than keys,
+# more steps than lengths say, another number of symbols in what does not look at the sum of a row,
+# rows of any number, and parameters of one model.
 ANY_ROWS = {f"x {d} {kind}" for d in (0, 1) for kind in ("shorter", "empty", "doubled")}
 FITTING = {
     "attention": {"q 2 shorter"},
     "attention_backward": {
         *(f"grad_{name} None" for name in ("out", "weights", "entropy", "lse")),
-        *("weights None", *(f"weights {d} empty" for d in range(4))),
+        *(f"grad_{name} None" for name in ("received", "max_logit", "top_k")),
+        "weights None",
     },
     "hmm_filter": {"lengths None", "observations 1 doubled"},
     "hmm_filter_backward": {

@@ -13,21 +13,32 @@ def randn(*shape, dtype=torch.float32):
     return torch.randn(shape, dtype=dtype, device="cuda")
 
 
-def attention(weights, entropy, dtype=torch.float32):
+def attention(weights, entropy, dtype=torch.float32, asked=()):
     B, H, T, S, D = 2, 3, 5, 7, 8
     q, k, v = (randn(B, n, H, D, dtype=dtype).transpose(1, 2) for n in (T, S, S))
-    return torch.ops.bwt.attention.default, (q, k, v, True, 0.3, weights, entropy)
+    return torch.ops.bwt.attention.default, (q, k, v, True, 0.3, weights, entropy, *asked)
 
 
 def attention_backward(**present):
     op, arguments = attention(True, True)
-    out, lse, weights, entropy = op(*arguments)
+    out, lse, weights, entropy, *_ = op(*arguments)
     incoming = [
         torch.randn_like(x) if name in present else None
         for name, x in dict(out=out, weights=weights, entropy=entropy, lse=lse).items()
     ]
     saved = (*arguments[:3], out, lse, weights, entropy)
     return torch.ops.bwt.attention_backward.default, (*incoming, *saved, True, 0.3)
+
+
+def attention_asked_backward():
+    """Of chosen heads and queries."""
+    op, arguments = attention(True, True, asked=(True, True, 2, [2, 0], [4, 1, 0]))
+    out, lse, weights, entropy, received, max_logit, argmax, *top_k = op(*arguments)
+    incoming = [torch.randn_like(x) for x in (out, weights, entropy, lse)]
+    asked = [torch.randn_like(x) for x in (received, max_logit, top_k[0])]
+    first = (*incoming, *arguments[:3], out, lse, None, entropy, True, 0.3)
+    others = (*asked, argmax, *top_k, [2, 0], [4, 1, 0])
+    return torch.ops.bwt.attention_backward.default, (*first, *others)
 
 
 def rows(*shape):
@@ -102,6 +113,11 @@ CALLS = {
     "attention": lambda: attention(False, False),
     "attention-weights": lambda: attention(True, False),
     "attention-entropy-bf16": lambda: attention(False, True, torch.bfloat16),
+    "attention-asked": lambda: attention(False, False, asked=(True, True, 3)),
+    "attention-asked-bf16": lambda: attention(
+        True, True, torch.bfloat16, asked=(True, True, 3, [1], [4, 0])
+    ),
+    "attention-asked-backward": lambda: attention_asked_backward(),
     "attention-backward": lambda: attention_backward(out=1, weights=1, entropy=1, lse=1),
     "attention-backward-nothing": lambda: attention_backward(),
     "hmm-own": lambda: hmm_filter(),

@@ -46,7 +46,7 @@ def compute(call, mode, x, gradients, causal=True, scale=None):
     found = call(
         "attention_forward", *x.values(), capture_weights=True, capture_entropy=True, **options
     )
-    outputs = dict(zip(FORWARD, found, strict=True))
+    outputs = dict(zip(FORWARD, found[:4], strict=True))
     saved = (outputs["out"], outputs["lse"], outputs["entropy"])
     found = call("attention_backward", *gradients.values(), *x.values(), *saved, **options)
     return outputs | dict(zip(BACKWARD, found, strict=True))

@@ -21,6 +21,12 @@ def attention(q, k, v, backend="auto"):
     return ops.attention(q, k, v, capture=("weights", "entropy"), backend=backend)
 
 
+def attention_asked(q, k, v, backend="auto"):
+    capture, options = ("received", "max_logit", "top_k=2"), {"capture_queries": [-1, 0]}
+    got = ops.attention(q, k, v, capture=capture, backend=backend, **options)
+    return got.out, got.received, got.max_logit, got.top_k.weights
+
+
 def attention_of_all(q, k, v, backend="auto"):
     return ops.attention(q, k, v, causal=False, backend=backend)[:2]
 
@@ -84,6 +90,7 @@ def selective_scan_of_states(u, delta, A, B, C, state, backend="auto"):
 
 SIZES = {
     attention: [(1, 2, 3, 2), (1, 2, 4, 2), (1, 2, 4, 2)],
+    attention_asked: [(1, 1, 3, 2), (1, 1, 3, 2), (1, 1, 3, 2)],
     attention_of_all: [(1, 1, 2, 3), (1, 1, 3, 3), (1, 1, 3, 3)],
     self_attention: [(1, 1, 4, 2)],
     gelu: [(2, 3)],
@@ -284,7 +291,7 @@ def test_gradients_of_each_sample(op):
 @pytest.mark.parametrize("backend", ["native", "reference"])
 def test_a_named_backend_refuses_what_it_cannot(op, backend):
     inputs = draw(op)
-    name = re.sub("self_|_of_(all|sum|models|states)", "", op.__name__)
+    name = re.sub("self_|_asked|_of_(all|sum|models|states)", "", op.__name__)
     message = f"^{name}: backend '{backend}' knows no derivatives of forward mode or torch.func; "
     with pytest.raises(RuntimeError, match=message) as caught:
         func.grad(loss(op, backend))(*inputs)

@@ -12,6 +12,7 @@ from nvcc import ROOT
 # File -> which of its tests.
 CHOSEN = {
     "test_attention.py": "(test_forward and native) or test_backward or test_huge",
+    "test_attention_captures.py": "(test_values or test_gradients) and native or test_every",
     "test_attention_hidden.py": "native",
     "test_bijection_posterior.py": (
         "(test_noiseless or test_noisy or test_sharp or test_gradcheck) and native or test_sharp"

@@ -25,10 +25,11 @@ def randn(*shape):
     return torch.randn(*shape, dtype=torch.float64)
 
 
-def attention(capture=(), causal=True):
+def attention(capture=(), causal=True, **chosen):
     def compute(q, k, v):
-        result = ops.attention(q, k, v, capture=capture, causal=causal)
-        return [x for x in result if x is not None]
+        result = ops.attention(q, k, v, capture=capture, causal=causal, **chosen)
+        weights = [result.top_k.weights] if isinstance(result, ops.CapturedAttention) else []
+        return [x for x in (*result[:6], *weights) if x is not None]
 
     inputs = [randn(2, 2, 4, 6), randn(2, 2, 5, 6), randn(2, 2, 5, 6)]
     return Case(compute, inputs, 2, ("attention",), ("attention_backward",))
@@ -99,6 +100,9 @@ def hmm_smooth():
 CASES = {
     "attention": lambda: attention(),
     "attention, captured": lambda: attention(("weights", "entropy")),
+    "attention, asked": lambda: attention(
+        ("received", "max_logit", "top_k=2"), capture_heads=[1], capture_queries=[3, 0]
+    ),
     "attention, of all": lambda: attention(("entropy",), causal=False),
     "selective_scan": lambda: scan(),
     "selective_scan, no skip": lambda: scan(skip=False),

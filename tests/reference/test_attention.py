@@ -13,6 +13,7 @@ SHAPES = [
 ]
 CAUSAL = pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
 OUTPUTS = ("out", "weights", "entropy", "lse")
+ASKED = ("received", "max_logit", "top_k")
 
 
 def draw(B, H, T, S, D):
@@ -49,6 +50,39 @@ def test_forward_is_the_definition(B, H, T, S, D, causal, scale):
         np.testing.assert_allclose(got.entropy[b, h, t], row[3], atol=1e-14)
 
 
+@pytest.mark.parametrize("B,H,T,S,D", SHAPES)
+@CAUSAL
+def test_what_is_asked_of_weights_is_the_definition(B, H, T, S, D, causal):
+    """By sorting each row of weights, with columns summed over the chosen queries."""
+    q, k, v = draw(B, H, T, S, D)
+    _, lse, weights, _ = attention(q, k, v, causal=causal, capture=("weights",))
+    heads, queries = [-1], [T - 1, 0] if T > 1 else None
+    n = min(S, 3)
+    got = attention(
+        q,
+        k,
+        v,
+        causal=causal,
+        capture=("received", "max_logit", "argmax", f"top_k={n}"),
+        capture_heads=heads,
+        capture_queries=queries,
+    )
+    rows = [T - 1, 0] if T > 1 else [0]
+    for b in range(B):
+        total = sum(weights[b, -1, t] for t in rows)
+        np.testing.assert_allclose(got.received[b, 0], total, atol=1e-14)
+        for i, t in enumerate(rows):
+            row, seen = weights[b, -1, t], S - T + t + 1 if causal else S
+            order = sorted(range(seen), key=lambda j: (-row[j], j))[:n]
+            missing = n - len(order)
+            assert got.top_k.positions[b, 0, i].tolist() == order + [-1] * missing
+            expected = [row[j] for j in order] + [0.0] * missing
+            np.testing.assert_allclose(got.top_k.weights[b, 0, i], expected, atol=1e-14)
+            assert got.argmax[b, 0, i] == order[0]
+            largest = math.log(row[order[0]]) + lse[b, -1, t]
+            np.testing.assert_allclose(got.max_logit[b, 0, i], largest, atol=1e-13)
+
+
 def test_nothing_is_captured_unasked():
     got = attention(*draw(1, 1, 2, 3, 4))
     assert got.weights is None and got.entropy is None
@@ -77,20 +111,26 @@ def finite_differences(function, x, step=1e-5):
 
 @pytest.mark.parametrize("B,H,T,S,D", SHAPES)
 @CAUSAL
-@pytest.mark.parametrize("names", [*((name,) for name in OUTPUTS), OUTPUTS], ids="+".join)
+@pytest.mark.parametrize(
+    "names", [*((name,) for name in OUTPUTS + ASKED), OUTPUTS, OUTPUTS + ASKED], ids="+".join
+)
 def test_backward_is_the_slope(B, H, T, S, D, causal, names):
     arrays = draw(B, H, T, S, D)
     options = {"causal": causal, "scale": 0.8}
+    if set(names) & set(ASKED):
+        options |= {"capture_heads": [0], "capture_queries": [-1]}
 
     def outputs(*arrays):
-        return attention(*arrays, capture=("weights", "entropy"), **options)
+        capture = ("weights", "entropy", "received", "max_logit", f"top_k={min(S, 2)}")
+        found = attention(*arrays, capture=capture, **options)
+        return found._asdict() | {"top_k": found.top_k.weights}
 
     rng = np.random.default_rng(0)
-    incoming = {name: rng.normal(size=getattr(outputs(*arrays), name).shape) for name in names}
+    incoming = {name: rng.normal(size=outputs(*arrays)[name].shape) for name in names}
 
     def loss(*arrays):
         found = outputs(*arrays)
-        return sum((grad * getattr(found, name)).sum() for name, grad in incoming.items())
+        return sum((grad * found[name]).sum() for name, grad in incoming.items())
 
     got = attention_backward(
         *arrays, **{f"grad_{name}": grad for name, grad in incoming.items()}, **options

@@ -112,7 +112,7 @@ template <class T>
 void start_grad(const AttentionBackward<T>& a, const Block& block, int64_t pair,
                 const BackwardScratch<T>& scratch) {
   const int64_t keys = a.shape.keys;
-  const int64_t first = pair * a.shape.queries + block.first;
+  const int64_t head = a.chosen.head(pair, a.shape.heads);
   T* lse = scratch.sums.max;
   if (a.grad_entropy) write_lse_and_entropy<T>(scratch.sums, block.rows, lse, nullptr);
   for (int64_t row = 0, columns = 0, end = 0; row < block.rows; ++row) {
@@ -121,16 +121,25 @@ void start_grad(const AttentionBackward<T>& a, const Block& block, int64_t pair,
       end = block.tiles.end(row);
     }
     T* grad = scratch.grad + row * scratch.stride;
+    const int64_t captured = a.chosen.row(head, block.first + row);
+    if (captured < 0) {
+      clear(grad, columns);
+      continue;
+    }
     for (int64_t i = 0; i < columns; i += kLanes<T>) {
       Vec<T> g = {};
       if (a.grad_entropy) {
         // In this order the floor replaces a NaN: a blind row subtracts -inf from -inf.
         const Vec<T> log_weight =
             maximum<T>(broadcast(VectorTraits<T>::kExpFloor), load(grad + i) - lse[row]);
-        g = -a.grad_entropy[first + row] * VectorTraits<T>::kLog2e * log_weight;
+        g = -a.grad_entropy[captured] * VectorTraits<T>::kLog2e * log_weight;
       }
-      if (a.grad_weights) g += load_at_most(a.grad_weights + (first + row) * keys + i, keys - i);
+      if (a.grad_weights) g += load_at_most(a.grad_weights + captured * keys + i, keys - i);
+      if (a.grad_received) g += load_at_most(a.grad_received + head * keys + i, keys - i);
       store(grad + i, g);
+    }
+    for (int64_t i = captured * a.top_k; i < (captured + 1) * a.top_k; ++i) {
+      add_at(grad, a.top_positions[i], a.grad_top_k[i], block.visible_keys(row));
     }
   }
 }
@@ -179,6 +188,19 @@ void softmax_grad_rows(int64_t rows, const T* weights, T* grad, int64_t stride, 
   }
 }
 
+// The gradients of the largest scores, each at its place.
+template <class T>
+void add_grad_max_logit(const AttentionBackward<T>& a, const Block& block, int64_t pair,
+                        const BackwardScratch<T>& scratch) {
+  const int64_t head = a.chosen.head(pair, a.shape.heads);
+  for (int64_t row = 0; row < block.rows; ++row) {
+    const int64_t captured = a.chosen.row(head, block.first + row);
+    if (captured < 0) continue;
+    add_at(scratch.grad + row * scratch.stride, a.argmax[captured],
+           a.scale * a.grad_max_logit[captured], block.visible_keys(row));
+  }
+}
+
 template <class T>
 void softmax_grad(const AttentionBackward<T>& a, const Block& block, int64_t pair,
                   const BackwardScratch<T>& scratch) {
@@ -223,7 +245,8 @@ void backward_block(const AttentionBackward<T>& a, const Block& block,
   const int64_t dim = a.shape.dim;
   // The last block comes first, and it sees all keys; the others add to grad_k and grad_v.
   const bool accumulate = block.first + block.rows < a.shape.queries;
-  const bool started = a.grad_weights || a.grad_entropy || !a.grad_out.data;
+  const bool started =
+      a.grad_weights || a.grad_entropy || a.grad_received || a.grad_top_k || !a.grad_out.data;
   get_weights(a, block, scratch, x);
   if (started) start_grad(a, block, x.pair, scratch);
   if (a.grad_out.data) {
@@ -235,6 +258,7 @@ void backward_block(const AttentionBackward<T>& a, const Block& block,
                           a.grad_v.at(x.pair, heads, 0), a.grad_v.time_stride, accumulate, x.fetch);
   }
   softmax_grad(a, block, x.pair, scratch);
+  if (a.grad_max_logit) add_grad_max_logit(a, block, x.pair, scratch);
   const T* lse = a.lse + x.pair * a.shape.queries + block.first;
   const T* q = a.q.at(x.pair, heads, block.first);
   const Panels<T> queries = pack_queries(a, block, lse, q, scratch);

@@ -156,6 +156,7 @@ struct ForwardScratch {
         keys(arena.take<T>(panels_size<T>(a.shape.keys, a.shape.dim))),
         values(arena.take<T>(panels_size<T>(a.shape.dim, a.shape.keys))),
         scores(arena.take<T>(rows * stride)),
+        captures(a, rows, stride, arena),
         sums(arena, rows, a.entropy) {}
 
   int64_t rows;
@@ -163,6 +164,7 @@ struct ForwardScratch {
   T* keys;    // panels [dim, keys], scaled
   T* values;  // panels [keys, dim]
   T* scores;  // [rows, keys], and weights
+  CapturesScratch<T> captures;
   RowSums<T> sums;
 };
 
@@ -172,7 +174,7 @@ void fetch_pair(const AttentionForward<T>& a, int64_t pair, Fetch& fetch) {
   fetch.add(a.k.at(pair, heads, 0), a.k.time_stride, keys, dim);
   fetch.add(a.v.at(pair, heads, 0), a.v.time_stride, keys, dim);
   fetch.add(a.q.at(pair, heads, 0), a.q.time_stride, queries, dim);
-  if (a.weights) fetch.add(a.weights + pair * queries * keys, keys, queries, keys);
+  if (writes_weights(a)) fetch.add(a.weights + pair * queries * keys, keys, queries, keys);
   fetch.add(a.out.at(pair, heads, 0), a.out.time_stride, queries, dim);
 }
 
@@ -200,14 +202,17 @@ void forward_block(const AttentionForward<T>& a, const Block& block,
                    const ForwardScratch<T>& scratch, ForwardPair<T>& x) {
   const AttentionShape& shape = a.shape;
   const int64_t row = x.pair * shape.queries + block.first;
-  T* captured = a.weights ? a.weights + row * shape.keys : nullptr;
+  T* captured = writes_weights(a) ? a.weights + row * shape.keys : nullptr;
   multiply_over_dim(block, a.q.at(x.pair, shape.heads, block.first), a.q.time_stride, x.keys,
                     scratch.scores, scratch.stride, false, x.fetch);
+  find_largest(a, block, x.pair, scratch.scores, scratch.stride);
   softmax(block, scratch.scores, scratch.scores, scratch.stride, captured, scratch.sums);
   if (a.lse || a.entropy) {
     write_lse_and_entropy(scratch.sums, block.rows, a.lse ? a.lse + row : nullptr,
-                          a.entropy ? a.entropy + row : nullptr);
+                          a.entropy ? scratch.captures.entropy : nullptr);
   }
+  write_captures(a, block, x.pair, captured ? captured : scratch.scores,
+                 captured ? shape.keys : scratch.stride, scratch.sums.max, scratch.captures);
   T* out = a.out.at(x.pair, shape.heads, block.first);
   multiply_over_keys(block, captured ? captured : scratch.scores,
                      captured ? shape.keys : scratch.stride, x.values, out, a.out.time_stride,

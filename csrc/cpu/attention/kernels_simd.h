@@ -10,6 +10,7 @@
 // clang-format off: each file uses those above it
 #include "cpu/simd/vector.h"
 #include "cpu/attention/products_simd.h"
+#include "cpu/attention/captures_simd.h"
 #include "cpu/attention/forward_simd.h"
 #include "cpu/attention/backward_simd.h"
 // clang-format on
