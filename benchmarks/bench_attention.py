@@ -7,6 +7,10 @@ torch.nn.MultiheadAttention, whose time includes its two projections. `sdpa` is 
 attention, which returns no weights. `gemm` is the roofline: the counted causal operations at the
 speed of torch.mm in the same run; `write` the time to write out and weights to memory.
 
+`native-received` and the like capture what is asked of the weights and no weights, to be held
+against `native-plain`; beside them `eager-received` sums the columns of eager weights, and
+`flex-received` has them from two calls of torch's flex_attention, the second with keys for queries.
+
 At T = 39 memory bounds `native`, not arithmetic: on one thread its passes take 2.2 ms on a head
 that stays in the cache and 3.0 to 3.4 ms on all heads, and touching the arrays alone
 takes 2.0 to 2.7 ms; autograd's wrappers around a custom op add 0.2 ms.
@@ -31,6 +35,7 @@ from bwt.ops import _dispatch
 
 OP = "attention"
 BOTH = (FORWARD, FULL)
+ASKED = ("received", "max_logit", "argmax", "top_k=4")
 
 
 class Inputs(NamedTuple):
@@ -76,7 +81,7 @@ def inputs(case: Case, device: str) -> Inputs:
     return Inputs(leaf, qkv, grad_out)
 
 
-def provider(name: str, attend, *, devices=("cpu", "cuda"), backend="") -> Provider:
+def provider(name: str, attend, *, devices=("cpu", "cuda"), modes=BOTH, backend="") -> Provider:
     """attend(case) returns a function (q, k, v) -> (out, weights | None)."""
 
     def make(case, mode, x, device):
@@ -95,7 +100,21 @@ def provider(name: str, attend, *, devices=("cpu", "cuda"), backend="") -> Provi
 
         return full, case.units
 
-    return Provider(name, make, devices, backend=backend)
+    return Provider(name, make, devices, modes, backend=backend)
+
+
+def asking(backend: str, device: str) -> list[Provider]:
+    """One for each of what is asked of the weights."""
+    return [
+        provider(
+            f"{backend}-{name}",
+            of_backend(backend, (name,)),
+            devices=(device,),
+            modes=(FORWARD,),
+            backend=backend,
+        )
+        for name in ASKED
+    ]
 
 
 def of_backend(backend: str, capture: tuple[str, ...]):
@@ -138,6 +157,46 @@ def eager(case, device):
 def compiled(case, device):
     torch._dynamo.reset()
     return torch.compile(eager(case, device))
+
+
+def eager_received(case, device):
+    """Out, and the column sums of the weights."""
+    attend = eager(case, device)
+
+    def run(q, k, v):
+        out, weights = attend(q, k, v)
+        weights.sum(-2)
+        return out, None
+
+    return run
+
+
+def flex_received(case, device):
+    """What a key receives is e^(log-sum-exp over queries of score - lse of the query)."""
+    from torch.nn.attention import flex_attention as flex
+
+    T, auxiliary = case.shape["T"], flex.AuxRequest(lse=True)
+    torch._dynamo.reset()
+    attend = torch.compile(flex.flex_attention)
+    sees = flex.create_block_mask(lambda b, h, t, s: s <= t, None, None, T, T, device=device)
+    seen = flex.create_block_mask(lambda b, h, s, t: s <= t, None, None, T, T, device=device)
+
+    def run(*qkv):
+        q, k, v = (x.detach() for x in qkv)  # on a CPU it refuses what has a gradient
+        out, found = attend(q, k, v, block_mask=sees, return_aux=auxiliary)
+
+        def relative(score, b, h, s, t):
+            return score - found.lse[b, h, t]
+
+        _, of_keys = attend(k, q, q, relative, block_mask=seen, return_aux=auxiliary)
+        of_keys.lse.exp()
+        return out, None
+
+    try:
+        run(*torch.zeros(3, 1, 1, T, case.shape["D"], device=device))
+    except RuntimeError as error:  # what it compiles to differs from device to device
+        raise Unavailable(str(error).splitlines()[0]) from error
+    return run
 
 
 def sdpa(case, device):
@@ -241,6 +300,10 @@ def claims():
         if case.shape["T"] == 39:
             for peer in ("eager", "compiled", "multihead"):
                 yield Claim(case.name, slow=peer, fast="native", at_least=1.8, mode=FULL)
+        if case.shape["T"] in (128, 512):
+            for name in ASKED:
+                slow = f"native-{name}"
+                yield Claim(case.name, slow=slow, fast="native-plain", at_most=1.3, mode=FORWARD)
 
 
 BENCH = Bench(
@@ -255,7 +318,11 @@ BENCH = Bench(
             devices=("cpu",),
             backend="native",
         ),
+        *asking("native", "cpu"),
         provider("triton", of_backend("triton", ("weights",)), devices=("cuda",), backend="triton"),
+        *asking("triton", "cuda"),
+        provider("eager-received", eager_received, modes=(FORWARD,)),
+        provider("flex-received", flex_received, modes=(FORWARD,)),
         provider("sdpa", sdpa),
         provider("eager", eager),
         provider("compiled", compiled),
