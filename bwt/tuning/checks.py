@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bwt import reference
 from bwt.kernels.contracts import SCAN_CHUNK
+from bwt.kernels.results import Captures
 from bwt.ops._attention_torch import attention_torch
 from bwt.ops._hmm_filter_torch import hmm_filter_torch
 from bwt.ops._selective_scan_torch import selective_scan_torch
@@ -38,21 +39,23 @@ def attention(call: Call, mode: str, shape: tuple[int, int, int, int]) -> None:
     precision = {"precision": "tf32" if mode == "tf32" else "ieee"}
     options = {"causal": True, "scale": shape[-1] ** -0.5}
     captured = {"capture_weights": True, "capture_entropy": True}
-    outputs = call("attention_forward", q, k, v, **options, **captured, **precision)
+    outputs = call("attention_forward", q, k, v, **options, **captured, **precision)[:4]
     arrays = (x.detach().numpy() for x in wide)
     expected = reference.attention(*arrays, **options, capture=("weights", "entropy"))
     names = ("out", "lse", "weights", "entropy")
     _compare(names, outputs, [torch.from_numpy(x) for x in expected], mode)
 
     out, lse, _, entropy = outputs
-    grad_entropy, grad_lse = draw(*shape[:3]).float(), draw(*shape[:3]).float()
-    incoming = (grad_out, None, grad_entropy, grad_lse)
+    rows = lse.dtype
+    grad_weights = draw(*shape[:3], shape[2]).to(q.dtype)
+    grad_entropy, grad_lse = draw(*shape[:3]).to(rows), draw(*shape[:3]).to(rows)
+    incoming = (grad_out, grad_weights, grad_entropy, grad_lse)
     found = call(
         "attention_backward", *incoming, q, k, v, out, lse, entropy, **options, **precision
     )
-    plain = attention_torch(*wide, *options.values())
-    total = sum((g.double() * plain[i]).sum() for i, g in ((0, grad_out), (3, grad_entropy)))
-    total = total + (grad_lse.double() * plain[1]).sum()
+    plain = attention_torch(*wide, *options.values(), Captures(weights=True, entropy=True))
+    given = (grad_out, grad_lse, grad_weights, grad_entropy)
+    total = sum((g.double() * x).sum() for g, x in zip(given, plain, strict=False))
     _compare(("grad_q", "grad_k", "grad_v"), found, torch.autograd.grad(total, wide), mode)
 
 

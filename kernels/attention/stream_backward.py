@@ -55,9 +55,9 @@ def offset_of_rows(
     BD: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """grad_lse - sum w g of queries first_t + o_m, whose captured rows
-    are o_row, as far as no weights are needed for it: the part
-    of grad_out is out . grad_out and the part of the entropy -entropy grad_entropy."""
+    """grad_lse - sum w g of queries first_t + o_m, as far as no weights are needed for it: the part
+    of grad_out is out . grad_out and the part of the entropy -entropy grad_entropy, whose rows are
+    those that were captured."""
     m_q = first_t + o_m < T
     b_offset = tl.zeros((o_m.shape[0],), dtype=ACC)
     if HAS_GRAD_OUT:

@@ -1,4 +1,4 @@
-"""hmm_filter and hmm_smooth of float16 and bfloat16 parameters: computed in float32, rounded once."""
+"""hmm_filter and hmm_smooth of float16 and bfloat16: computed in float32, rounded once."""
 
 import numpy as np
 import pytest
