@@ -98,7 +98,7 @@ def selective_scan(call: Call, mode: str, shape: tuple[int, int, int, int]) -> N
     _compare(("y",), (y,), (torch.from_numpy(expected),), mode, times=L)
 
     *found, _ = call("selective_scan_backward", grad_y, None, *tensors, None, states, **options)
-    plain = selective_scan_torch(*wide, True)
+    plain, _ = selective_scan_torch(*wide, None, True)
     gradients = torch.autograd.grad(plain, wide, grad_y.double())
     names = [f"grad_{name}" for name in ("u", "delta", "A", "B", "C", "D")]
     _compare(names, found, gradients, mode, times=L)

@@ -88,7 +88,8 @@ SIZES = [
 
 def test_every_op_has_a_contract():
     made_of_others = {"selective_scan_states"}
-    assert set(CONTRACTS) == set(ops.__all__) - made_of_others == set(CALLS)
+    returned = {"AttentionOutput", "CapturedAttention", "TopK"}
+    assert set(CONTRACTS) == set(ops.__all__) - made_of_others - returned == set(CALLS)
     assert all(op == contract.op for op, contract in CONTRACTS.items())
 
 

@@ -111,7 +111,7 @@ def test_the_reason_is_that_of_the_loader(gpu, monkeypatch, error, reason):
 def test_a_known_gpu_is_served_by_its_own_entries_without_a_word(gpu, recwarn, capability, entries):
     gpu(capability)
     assert configs.architecture(CUDA) == entries
-    assert configs.lookup("attention", "short_forward", "fp16", 64, entries)
+    assert configs.lookup("attention", "stream_forward", "fp16", 64, entries)
     assert not recwarn
 
 
@@ -142,10 +142,9 @@ def test_a_gpu_with_a_table_of_its_own_is_not_warned_of(gpu, monkeypatch, recwar
 
 def test_without_tensor_cores_every_dtype_has_the_tiles_of_float32():
     for dtype in ("fp16", "bf16", "tf32"):
-        key = ("attention", "short_forward", dtype, 16, "sm_75")
-        assert (
-            configs.lookup(*key) == configs.TABLE["attention", "short_forward", "fp32", 16, "any"]
-        )
+        key = ("attention", "short_forward")
+        assert configs.lookup(*key, dtype, 16, "sm_75") == configs.lookup(*key, "fp32", 16, "sm_75")
+        assert configs.lookup(*key, dtype, 16, "sm_80") != configs.lookup(*key, "fp32", 16, "sm_80")
 
 
 def test_a_gpu_before_volta_is_refused_in_one_line_and_served_by_torch(gpu):

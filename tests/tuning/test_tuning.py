@@ -141,14 +141,14 @@ def test_what_is_wrong_or_does_not_compile_is_reported_and_not_timed(
 
 
 def test_a_candidate_at_fault_is_skipped(interpreter, tmp_path):
-    """Backward starts from 2 warps; 4 are at fault though the clock would prefer them."""
+    """Backward starts from 8 warps; 4 are at fault though the clock would prefer them."""
     key = ("selective_scan", "backward", "fp32", 4)
     said, entries, _, _ = interpreter.call(
         "tune_here", "flow", [key], str(tmp_path), best=4, fault="refused"
     )
     assert any("warps4" in line and "skipped: fails at L5" in line for line in said)
     [(_, warps, _)] = entries[key]
-    assert warps == 2
+    assert warps == 8
 
 
 def test_the_command_itself(interpreter, tmp_path):
