@@ -78,7 +78,17 @@ def bind_steps(machine: Machine) -> list[Step]:
         except PTXError as error:
             text = f"{error}; line {instruction.line}: {instruction.text}"
             raise PTXError(text) from None
+    _allow_undefined_halves(machine.kernel.instructions, steps)
     return steps
+
+
+def _allow_undefined_halves(instructions: list[Instruction], steps: list[Step]) -> None:
+    """A compiler that needs one half of a pair only packs it with a register that nothing writes.
+    Such a register has all bits set, so that a use of it shows in results."""
+    written = frozenset().union(*(step.writes for step in steps))
+    for instruction, step in zip(instructions, steps, strict=True):
+        if instruction.name == "mov" and isinstance(instruction.operands[-1], Vector):
+            step.reads &= written
 
 
 def counter_key(instruction: Instruction) -> str:

@@ -313,3 +313,20 @@ def test_stmatrix(layout):
     out = np.zeros((32, 4), np.uint32)
     run(STORE_MATRICES.replace("LAYOUT", layout), [np.ascontiguousarray(words.T), out])
     np.testing.assert_array_equal(out.view(np.uint16).reshape(4, 8, 8), matrices)
+
+
+HALVES = ".reg .b16 %h<4>; .reg .b32 %pair; cvt.u16.u32 %h1, %a; "
+
+
+def test_a_half_that_nobody_writes_may_be_packed_and_shows_if_it_is_used():
+    body = HALVES + "mov.b32 %pair, {%h1, %h2}; mov.b32 %out, %pair;"
+    x, out = np.arange(32, dtype=np.uint32), np.zeros(32, np.uint32)
+    run(single_operation(body, ["u32"], "u32"), [x, out])
+    assert (out == x + 0xFFFF0000).all()
+
+
+def test_a_half_that_nobody_writes_may_not_be_computed_with():
+    body = HALVES + "add.u16 %h3, %h1, %h2; cvt.u32.u16 %out, %h3;"
+    x = np.zeros(32, np.uint32)
+    with pytest.raises(PTXError, match="read of register .*h2 before it is written"):
+        run(single_operation(body, ["u32"], "u32"), [x, x.copy()])
