@@ -11,9 +11,9 @@ them
     chunks:  T / N steps of S rows for each piece, N * SCAN cycles, T / N steps of a row for each
              piece, and the LAUNCHES of two more kernels.
 The estimate depends on nothing but sizes and the number of multiprocessors, so that equal calls on
-equal devices have equal results. The constants were counted: the longest chain of dependent
-instructions in the loop's PTX for sm_80 (by the latencies that are published for it, such as 23
-cycles for a shuffle and 4 for a multiply-add), and its instructions.
+equal devices have equal results. `issue` was counted in the loop's PTX for sm_80. CHAIN adds up the
+latencies of its dependent instructions (23 cycles for a shuffle, 4 for a multiply-add); SCAN and
+LAUNCHES are estimates. None has been measured on a GPU.
 """
 
 import functools
