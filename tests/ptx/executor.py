@@ -68,6 +68,7 @@ class Executor:
                     break
         if self.timed:
             self._keep_longest()
+            self.stats.loaded.clear()
 
     def _keep_longest(self) -> None:
         sizes = np.array([end - first for first, end, _ in self.stretches])
@@ -138,6 +139,8 @@ class Executor:
                 if active is not None and not active.any():
                     active = False
             if active is not False:
+                if self.timed:
+                    self.stats.step = group.pc
                 step.run(active)
             if not step.writes <= ready:
                 self._mark_written(step, group.mask)

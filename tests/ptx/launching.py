@@ -112,7 +112,9 @@ def _run_batches(machine: Machine, rng: np.random.Generator, max_steps: int, tim
             machine.stats.instructions += int(count)
     machine.stats.program = len(executor.steps)
     if timed:
-        machine.stats.cycles_of_a_warp = cycles_of_a_warp(executor.steps, executor.longest)
+        loads = machine.stats.loads.items()
+        cold = {step: missed / every for step, (every, missed) in loads}
+        machine.stats.cycles_of_a_warp = cycles_of_a_warp(executor.steps, executor.longest, cold)
 
 
 def _extents(what: str, values: Sequence[int]) -> tuple[int, int, int]:

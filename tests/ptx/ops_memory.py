@@ -77,6 +77,7 @@ def _load(machine, space, address, lanes, dtype, count):
     values = machine.memory.load(address, dtype, count)
     if space == "global":
         machine.stats.count_global("load", address, machine.warp[lanes], size)
+        machine.stats.note_load(address, machine.block[lanes])
     return values
 
 
@@ -240,6 +241,7 @@ def _issue(machine, instruction):
             for row, value in zip(values, machine.memory.load(where, dtype, count), strict=True):
                 row[reading] = value
             machine.stats.count_global("load", where, machine.warp[lanes[reading]], size)
+            machine.stats.note_load(where, machine.block[lanes[reading]])
         offset = to()[lanes]
         access = machine.shared_access(offset, lanes, size)
         machine.shared.begin_copy(access)

@@ -10,7 +10,7 @@ from .program import Instruction
 WARP = 32
 SPECIAL_FUNCTIONS = {"ex2", "lg2", "rcp", "rsqrt", "sqrt", "sin", "cos", "tanh", "div"}
 ARITHMETIC = {"add": 1, "sub": 1, "mul": 1, "fma": 2, "mad": 2, "min": 1, "max": 1, "neg": 1}
-# Cycles until a result can be used, as microbenchmarks of sm_80 have them; memory by way of DRAM.
+# Cycles until a result can be used, as microbenchmarks of sm_80 have them; global: from DRAM.
 LATENCY = {
     "fp32": 4,
     "fp64": 8,
@@ -23,6 +23,7 @@ LATENCY = {
     "barrier": 20,
     "global": 480,
 }
+CACHED = 33  # of a load that the multiprocessor's own cache serves
 
 
 def pipe_of(instruction: Instruction) -> str:
@@ -68,22 +69,27 @@ def operations_of(instruction: Instruction) -> int:
     return WARP * pairs * each
 
 
-def cycles_of_a_warp(steps: list, trace: list[tuple[int, int]]) -> int:
+def cycles_of_a_warp(
+    steps: list, trace: list[tuple[int, int]], cold: dict[int, float] | None = None
+) -> int:
     """How long a warp takes that has a processor for itself.
 
     `trace` lists the stretches (first, end) of steps that it went through, from branch to branch.
     Within a stretch instructions start in the best order, at most one a cycle, each as soon as its
     operands are there: compilers order them so. No instruction starts before the branch that leads
-    to it, but results may be awaited across branches.
+    to it, but results may be awaited across branches. `cold` is the share of a step's loads that
+    the cache does not serve: all of them unless it says otherwise.
     """
     ready: dict[str, int] = {}
     now = copied = 0
     for first, end in trace:
         last = now
-        for step in steps[first:end]:
+        for place, step in enumerate(steps[first:end], start=first):
             start = max((ready[name] for name in step.reads if name in ready), default=0)
             start = max(start, now)
             wait = LATENCY[step.pipe]
+            if cold and place in cold:
+                wait = round(CACHED + cold[place] * (wait - CACHED))
             if "cp.async.wait" in step.text:
                 start = max(
                     start, copied

@@ -39,6 +39,11 @@ class Stats:
     exited_before_barrier: int = 0
     divergent_branches: int = 0
     steps: int = 0
+    # While a launch is timed: the step that runs, [loads, loads of what its block has not loaded
+    # before] by step, and what blocks have loaded.
+    step: int | None = None
+    loads: dict = field(default_factory=dict, repr=False)
+    loaded: set = field(default_factory=set, repr=False)
     _known_patterns: dict = field(default_factory=dict, repr=False)
 
     def count_global(self, what: str, address: np.ndarray, warp: np.ndarray, size: int) -> None:
@@ -51,6 +56,16 @@ class Stats:
         self._add(what + "_requests", np.count_nonzero(distinct))
         self._add(what + "_sectors", sectors)
         self._add(what + "_sectors_ideal", ideal)
+
+    def note_load(self, address: np.ndarray, block: np.ndarray) -> None:
+        """Whether a load finds all it needs in the cache of its multiprocessor."""
+        if self.step is None:
+            return
+        sectors = set(_distinct((block << 48) + (address >> 5)).tolist())
+        counts = self.loads.setdefault(self.step, [0, 0])
+        counts[0] += 1
+        counts[1] += not sectors <= self.loaded
+        self.loaded |= sectors
 
     def count_shared(self, address: np.ndarray, thread: np.ndarray, size: int) -> None:
         """One shared-memory instruction; `address` counts from the start of the lane's block."""

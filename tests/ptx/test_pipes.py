@@ -63,9 +63,9 @@ def test_what_does_not_depend_is_not_waited_for():
 
 def test_a_load_ahead_hides_what_a_load_in_time_shows():
     """Two steps of a loop: the address of the second load depends on the first, or does not."""
-    dependent = "cvt.rzi.u64.f32 %rd2, %f1;\nadd.u64 %rd3, %rd1, 4;\nand.b64 %rd2, %rd2, 0;\n"
+    dependent = "cvt.rzi.u64.f32 %rd2, %f1;\nadd.u64 %rd3, %rd1, 64;\nand.b64 %rd2, %rd2, 0;\n"
     dependent += "add.u64 %rd3, %rd3, %rd2;\nld.global.f32 %f2, [%rd3];\nadd.f32 %f3, %f2, %f1;"
-    ahead = "ld.global.f32 %f2, [%rd1+4];\nadd.f32 %f3, %f2, %f1;"
+    ahead = "ld.global.f32 %f2, [%rd1+64];\nadd.f32 %f3, %f2, %f1;"
     assert run(dependent).cycles_of_a_warp > 2 * LATENCY["global"]
     assert run(ahead).cycles_of_a_warp < 2 * LATENCY["global"]
 
@@ -75,3 +75,12 @@ def test_the_longest_warp_is_the_one_that_is_timed():
     body = "mov.u32 %r1, %tid.x;\nshr.u32 %r2, %r1, 5;\nsetp.ne.u32 %p1, %r2, 2;\n@%p1 bra END;\n"
     assert run(body + chain(10) + "\nEND:", warps=4).cycles_of_a_warp > 10 * LATENCY["fp32"]
     assert run(body + chain(10) + "\nEND:", warps=2).cycles_of_a_warp < 10 * LATENCY["fp32"]
+
+
+def test_what_a_block_has_loaded_comes_from_its_cache():
+    again = "add.u64 %rd2, %rd1, %rd3;\nld.global.f32 %f2, [%rd2];\nadd.f32 %f3, %f2, %f2;"
+    dependent = "cvt.rzi.u64.f32 %rd3, %f1;\nand.b64 %rd3, %rd3, 0;\n"
+    other = dependent + "add.u64 %rd3, %rd3, 128;\n"
+    warm, cold = run(dependent + again), run(other + again)
+    assert LATENCY["global"] < warm.cycles_of_a_warp < 1.3 * LATENCY["global"]
+    assert cold.cycles_of_a_warp > 2 * LATENCY["global"]
