@@ -71,11 +71,11 @@ def interpreter():
 @pytest.fixture(params=["interpreted", pytest.param("gpu", marks=pytest.mark.gpu)])
 def call(request):
     """Calls a launcher of the test file's MODULE by name on CPU tensors, returns CPU tensors."""
-    from triton_aot import call_on_gpu
+    from bwt.tuning import device
 
     if request.param == "interpreted":
         return partial(request.getfixturevalue("interpreter").call, request.module.MODULE)
-    return partial(call_on_gpu, request.module.MODULE)
+    return partial(device.call, request.module.MODULE)
 
 
 @pytest.fixture(scope="module")

@@ -78,6 +78,8 @@ def count(case: Case, folder: str) -> list[dict]:
     import triton_aot
     from bwt.kernels import aot
 
+    from bwt.tuning.subjects import with_memory
+
     module = import_module(f"bwt.kernels.{case.op}")
     whole = module.example_launches(mode=case.mode, arch=ARCH, **case.example)
     few = module.example_launches(
@@ -86,7 +88,7 @@ def count(case: Case, folder: str) -> list[dict]:
     entries = []
     for name, launch in few.items():
         record = aot.build(name, launch, ARCH, folder)
-        stats = triton_aot.execute(record, with_memory(launch), timed=True)
+        stats = triton_aot.execute(record, with_memory(launch, "cpu"), timed=True)
         entries.append(
             _entry(case, name, whole[name], whole[name].grid / launch.grid, record, stats)
         )
@@ -99,17 +101,6 @@ def _way(module, case: Case) -> dict:
         return {}
     sizes = (case.example[name] for name in ("batch", "steps", "states"))
     return {"path": module.plan(*sizes, own_transition=True).path}
-
-
-def with_memory(launch):
-    arguments = {}
-    for name, value in launch.arguments.items():
-        if isinstance(value, torch.Tensor):
-            real = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
-            symbols = 1 if name == "delicate" else 4
-            value = real.uniform_(0.05, 1.0) if real.is_floating_point() else real.random_(symbols)
-        arguments[name] = value
-    return launch._replace(arguments=arguments)
 
 
 def _entry(case: Case, name: str, launch, times: float, record: dict, stats: Stats) -> dict:

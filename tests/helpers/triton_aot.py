@@ -223,13 +223,6 @@ def emulator(compiler: Compiler, monkeypatch, module: str, arch: str = "sm_80"):
     return call, stats
 
 
-def call_on_gpu(module: str, function: str, *args, **options):
-    """Like Interpreter.call, on the CUDA device; tensors come from and go back to the CPU."""
-    args = [None if a is None else a.cuda() for a in args]
-    found = getattr(import_module(module), function)(*args, **options)
-    return tuple(None if a is None else a.cpu() for a in found)
-
-
 def assert_within_budget(records: dict[str, dict], budgets: dict[str, tuple], op: str, arch: str):
     """budgets: name of a kernel of the op -> registers and bytes of shared memory (NVIDIA only)."""
     assert records.keys() == {f"{op}_{name}" for name in budgets}
