@@ -52,6 +52,16 @@ class RunDirectory:
             clean(folder)
         return run
 
+    def withdraw(self) -> None:
+        """Takes back what `create` made, if no step was saved: the name can be used again."""
+        if self.steps() or self.resumable_steps():
+            return
+        with contextlib.suppress(OSError):
+            for name in (".lock", "config.json", "environment.json", "metrics.jsonl"):
+                (self.path / name).unlink(missing_ok=True)
+            self.checkpoints.rmdir()
+            self.path.rmdir()
+
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """For the one process that trains this run and writes its files.

@@ -51,16 +51,33 @@ def train(
     device = local_device(config.device)
     with distributed.joined(device):
         graphed(config, device)  # likewise
+        _check_compile(config, device)
         run = RunDirectory(out) if distributed.rank() else RunDirectory.create(out)
-        with _alone(run):
+        with _withdrawn_unless_begun(run), _alone(run):
             trainer = Trainer(config, run, device, say, quiet)
             if trainer.main:
                 if opening:
                     say(opening)
                 say(statement(trainer.task, trainer.model.num_parameters))
-                write_json(run.path / "config.json", config.to_json())
                 write_json(run.path / "environment.json", environment.collect())
+                write_json(run.path / "config.json", config.to_json())  # from here on it is a run
             return run_all([trainer])[0]
+
+
+@contextmanager
+def _withdrawn_unless_begun(run: RunDirectory):
+    """A start that fails leaves nothing behind that could be neither used again nor resumed."""
+    try:
+        yield
+    except BaseException:
+        if distributed.rank() == 0 and not (run.path / "config.json").exists():
+            run.withdraw()
+        raise
+
+
+def _check_compile(config: TrainConfig, device: torch.device) -> None:
+    if config.compile == "graphs" and device.type != "cuda":
+        raise ValueError(f"compile graphs means CUDA graphs, and this runs on {device.type}")
 
 
 def start_or_restore(trainer: Trainer, **circumstances: Any) -> None:

@@ -38,6 +38,7 @@ class Result:
     evaluation: Evaluation | None  # None if the run was interrupted, or diverged
     signal: int | None = None  # that interrupted it
     divergence: Divergence | None = None
+    seconds: float = 0.0  # of training, without evaluations
 
 
 @dataclass
@@ -260,7 +261,7 @@ class Trainer:
         if distributed.agree(self.main and whole and evaluation is not None):
             if self.main:
                 write_json(self.run.path / "evaluation.json", Evaluations(evaluation).to_json())
-            return Result(self.run, self.step, evaluation)
+            return Result(self.run, self.step, evaluation, seconds=self.seconds)
         self.note(Divergence(self.step, WILD))
         if self.main:
             write_json(self.run.path / "diverged.json", dataclasses.asdict(self.divergence))

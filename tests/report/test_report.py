@@ -146,6 +146,15 @@ def test_several_runs_side_by_side(runs, tmp_path, monkeypatch, capsys):
     assert (tmp_path / "deep/down.html").exists()
 
 
+def test_what_a_pattern_catches_besides_runs_is_left_out(runs, tmp_path, capsys):
+    (tmp_path / "logs").mkdir()
+    several = [str(runs / "bijection"), str(runs / "mlp"), str(tmp_path / "logs")]
+    assert main(["report", *several, "--out", str(tmp_path / "page.html")]) == 0
+    assert f"left out, as they are no runs: {tmp_path / 'logs'}" in capsys.readouterr().err
+    assert main(["report", str(tmp_path / "logs"), str(tmp_path)]) == 2
+    assert "is a run directory" in capsys.readouterr().err
+
+
 def test_a_run_that_was_not_examined_says_what_to_do(runs, tmp_path):
     path = tmp_path / "<b>run"
     assert main(["train", *RUNS["bijection"], "--out", str(path), "--json", *SHORT]) == 0

@@ -308,6 +308,44 @@ def test_bad_config(change, complaint):
         dataclasses.replace(SMALL, **change)
 
 
+def test_cuda_graphs_of_a_compiler_need_the_gpu_that_is_taken(tmp_path):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    config = dataclasses.replace(SMALL, compile="graphs", device="auto")
+    with pytest.raises(ValueError, match="means CUDA graphs, and this runs on cpu"):
+        train.train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_start_that_fails_can_be_tried_again(tmp_path, monkeypatch, exists):
+    """There or not, the directory is as before, and the same command works then."""
+    path = tmp_path / "runs/run"
+    if exists:
+        path.mkdir(parents=True)
+
+    def fail(*arguments, **options):
+        raise MemoryError("no memory for the model")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("bwt.train.run.Trainer", fail)
+        with pytest.raises(MemoryError):
+            train.train(SMALL, path)
+    assert not path.exists() or not any(path.iterdir())
+    assert train.train(SMALL, path).evaluation is not None
+
+
+def test_a_run_that_has_begun_is_not_taken_back(tmp_path, monkeypatch):
+    def fail(trainers):
+        raise MemoryError("no memory for a step")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("bwt.train.run.run_all", fail)
+        with pytest.raises(MemoryError):
+            train.train(SMALL, tmp_path / "run")
+    assert train.resume(tmp_path / "run").evaluation is not None
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     path = tmp_path_factory.mktemp("runs") / "run"

@@ -2,7 +2,8 @@
 
 import argparse
 import json
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bwt.cli.workers import Live, add_workers, say_unless, stack_size, workers
@@ -26,7 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
     add("--only", metavar="NAME", nargs="+", default=[], help=text)
     add("--seeds", metavar="N", type=int, help="(default: those of the scale)")
     add("--runs", metavar="DIR", help="of the runs (default: runs/reproduce-SCALE)")
-    add("--out", metavar="DIR", help="of the tables (default: results/SCALE)")
+    text = "of the tables (default: results in that of the runs, begun with those of results/SCALE)"
+    add("--out", metavar="DIR", help=text)
     add("--gather", action="store_true", help="run nothing; write the tables of what has finished")
     text = "run nothing; time some steps (laptop) or count operations (paper) and say what it costs"
     add("--estimate", action="store_true", help=text)
@@ -46,10 +48,11 @@ def run(arguments: argparse.Namespace) -> int:
         words += ["--seeds", str(arguments.seeds)]
     _check_names(scale, arguments.only)
     say = say_unless(arguments.json)
+    runs = Path(arguments.runs or f"runs/reproduce-{scale.name}").resolve()
     reproduction = Reproduction(
         scale,
-        Path(arguments.runs or f"runs/reproduce-{scale.name}").resolve(),
-        Path(arguments.out or f"results/{scale.name}"),
+        runs,
+        Path(arguments.out) if arguments.out else _own_results(runs, scale, say),
         workers(arguments),
         " ".join(words),
         only=tuple(arguments.only),
@@ -68,6 +71,15 @@ def run(arguments: argparse.Namespace) -> int:
         say("interrupted; the same command continues it")
         return 130
     return 1 if results.faults else 0
+
+
+def _own_results(runs: Path, scale: Scale, say: Callable[[str], None]) -> Path:
+    """Those of a checkout are not overwritten unasked, but what is there need not be run again."""
+    own, kept = runs / "results", Path("results", scale.name)
+    if not own.exists() and (kept / "results.json").is_file():
+        shutil.copytree(kept, own)
+        say(f"{own} begins with what {kept} holds; --out {kept} adds to that itself")
+    return own
 
 
 def _check_names(scale: Scale, only: Sequence[str]) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from bwt import models, tasks, train
 from bwt.cli import flags
 from bwt.cli.presets import default_preset, why_preset
+from bwt.progress import duration
 from bwt.runs.config import TrainConfig
 from bwt.runs.presets import PRESETS, preset, preset_model, preset_task, resolve
 
@@ -77,6 +78,8 @@ def _whose(option: str) -> str:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    started = time.perf_counter()
+
     def say(text: str) -> None:
         # Under torchrun one process speaks.
         if not arguments.json and int(os.environ.get("RANK", 0)) == 0:
@@ -86,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
         _refuse_other_flags(arguments)
         if len(arguments.resume) > 1:
             results = train.resume_together(arguments.resume, say=say, quiet=arguments.json)
-            return max(_report(result, arguments.json, say) for result in results)
+            return max(_report(result, arguments.json, say, started) for result in results)
         result = train.resume(arguments.resume[0], say=say, quiet=arguments.json)
     else:
         if arguments.task is None:
@@ -106,7 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"{config.batch_size} sequences"
         )
         result = train.train(config, out, say=say, quiet=arguments.json, opening=opening)
-    return _report(result, arguments.json, say)
+    return _report(result, arguments.json, say, started)
 
 
 def _refuse_other_flags(arguments: argparse.Namespace) -> None:
@@ -117,7 +120,7 @@ def _refuse_other_flags(arguments: argparse.Namespace) -> None:
         raise ValueError(f"train: --resume takes everything from the run; leave out {named}")
 
 
-def _report(result: train.Result, as_json: bool, say) -> int:
+def _report(result: train.Result, as_json: bool, say, started: float) -> int:
     if result.signal is not None:
         say(
             f"stopped after step {result.step}, which is saved; continue with\n"
@@ -132,7 +135,12 @@ def _report(result: train.Result, as_json: bool, say) -> int:
     if as_json:
         document = {"run": str(result.run.path), "step": result.step}
         print(json.dumps({**document, "evaluation": result.evaluation.to_json()}))
-    say(f"\n{result.evaluation.table()}\n\n{result.evaluation.verdict()}\nrun: {result.run.path}")
+    say(f"\n{result.evaluation.table()}\n\n{result.evaluation.verdict()}")
+    passed = time.perf_counter() - started
+    say(
+        f"run: {result.run.path} ({duration(passed)} here, with evaluations; training alone took "
+        f"{duration(result.seconds)})"
+    )
     return 0
 
 
