@@ -38,6 +38,7 @@ def attention(subject: Subject, untrained: Subject | None = None) -> Attention:
         untrained_entropy=None if control is None else estimates(control),
         fall=fall(entropy),
         untrained_fall=None if control is None else fall(control),
+        asked=subject.positions.tolist(),
     )
 
 

@@ -97,15 +97,16 @@ def _fitted(x: Tensor, entropy: Tensor) -> Ordering:
 
 
 def _points(x: Tensor, entropy: Tensor) -> Points:
-    """The first two components of some states, taken at random: a few whole sequences would look
+    """The first three components of some states, taken at random: a few whole sequences would look
     like clusters."""
-    plane = stats.pca(x)(x, 2).flatten(0, 1)
-    chosen = torch.randperm(len(plane), generator=torch.Generator().manual_seed(0))[:POINTS]
+    space = stats.pca(x)(x, min(3, x.shape[-1])).flatten(0, 1)
+    chosen = torch.randperm(len(space), generator=torch.Generator().manual_seed(0))[:POINTS]
     steps = torch.arange(1, x.shape[1] + 1).repeat(len(x))[chosen]
     chosen = chosen.to(x.device)
     return Points(
-        x=plane[chosen, 0].tolist(),
-        y=plane[chosen, 1].tolist(),
+        x=space[chosen, 0].tolist(),
+        y=space[chosen, 1].tolist(),
         entropy=entropy.flatten()[chosen].tolist(),
         step=steps.tolist(),
+        z=space[chosen, 2].tolist() if space.shape[-1] > 2 else None,
     )

@@ -24,15 +24,54 @@ class Example(Record):
     exact: Matrix  # [step][outcome]
     model: Matrix
     targets: list[int]
+    # What is read at each position, and the positions that are asked; None in older files.
+    tokens: list[str] | None = None
+    asked: list[int] | None = None
+    # [layer][head][step][position] in thousandths, up to the position that is asked; None: no
+    # attention, or too much of it.
+    attention: list[list[list[list[int]]]] | None = None
 
     def __post_init__(self) -> None:
         check_lengths(self, "labels", "exact", "model", "targets")
         check_matrix(self.exact + self.model)
+        if (self.tokens is None) != (self.asked is None):
+            raise RecordError("has tokens without the positions that are asked, or these alone")
+        if self.asked is not None:
+            check_lengths(self, "labels", "asked")
+            if any(not 0 <= at < len(self.tokens) for at in self.asked):
+                raise RecordError("asks at positions that the sequence does not have")
+        if self.attention is not None:
+            self._check_attention()
+
+    def _check_attention(self) -> None:
+        check_filled(self.attention, "layers")
+        heads = {len(layer) for layer in self.attention}
+        rows = [[len(row) for row in head] for layer in self.attention for head in layer]
+        if self.asked is None or len(heads) > 1 or heads == {0}:
+            raise RecordError("has attention without questions, or layers of different heads")
+        if any(lengths != [at + 1 for at in self.asked] for lengths in rows):
+            raise RecordError("has attention of other positions than those before each question")
+
+
+@dataclass(frozen=True)
+class ExampleCheckpoint(Record):
+    """What was predicted for the examples at a step of training, in thousandths."""
+
+    step: int
+    model: list[list[list[int]]]  # [sequence][step][outcome]
 
 
 @dataclass(frozen=True)
 class Examples(Record):
     sequences: list[Example]
+    checkpoints: list[ExampleCheckpoint] | None = None  # None in older files
+
+    def __post_init__(self) -> None:
+        check_filled(self.sequences, "sequences")
+        for row in self.checkpoints or ():
+            shape = [[len(p) for p in example.exact] for example in self.sequences]
+            if [[len(q) for q in example] for example in row.model] != shape:
+                raise RecordError(f"has examples of another shape at step {row.step}")
 
 
 @dataclass(frozen=True)
@@ -110,6 +149,7 @@ class Attention(Record):
     untrained_entropy: Estimates | None = None
     fall: Estimate | None = None
     untrained_fall: Estimate | None = None
+    asked: list[int] | None = None  # the position of each step; None in older files
 
     def __post_init__(self) -> None:
         check_filled(self.layers, "layers")
@@ -145,15 +185,18 @@ class Cloud(Record):
 
 @dataclass(frozen=True)
 class Points(Record):
-    """Some states in the plane of the first two components."""
+    """Some states in the space of the first three components."""
 
     x: list[float]
     y: list[float]
     entropy: list[float]
     step: list[int]
+    z: list[float] | None = None  # None in older files, and where there are only two
 
     def __post_init__(self) -> None:
         check_lengths(self, "x", "y", "entropy", "step")
+        if self.z is not None:
+            check_lengths(self, "x", "z")
 
 
 @dataclass(frozen=True)

@@ -161,6 +161,11 @@ class Task(abc.ABC):
         """[B, P] int64: what each question is about, to label it."""
         return batch.tokens[:, batch.positions - self.num_features]
 
+    def spelled(self, batch: Batch) -> list[list[str]]:
+        """[B][T]: what is read at each position, as short as it can be."""
+        header = ["·"] * self.num_features
+        return [header + [str(x) for x in row] for row in batch.tokens.tolist()]
+
     def sample(
         self,
         batch_size: int,

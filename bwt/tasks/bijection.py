@@ -88,6 +88,14 @@ class Bijection(Task):
             "evidence": time % 2 == 1,
         }
 
+    def spelled(self, batch: Batch) -> list[list[str]]:
+        """Keys as x3, values as y7."""
+        V = self.num_symbols
+        return [
+            [f"x{token}" if token < V else f"y{token - V}" for token in row]
+            for row in batch.tokens.tolist()
+        ]
+
     @property
     def pairs(self) -> tuple[Tensor, Tensor]:
         values = torch.arange(1, self.seq_len, 2)

@@ -171,6 +171,18 @@ class HMM(Task):
         """The observations, -1 where they are missing."""
         return self.parameters(batch)[0]
 
+    def spelled(self, batch: Batch) -> list[list[str]]:
+        """With rows in the header: T and the number of the state, E and that of the symbol, π."""
+        if self.header != "rows":
+            return super().spelled(batch)
+        transition = [f"T{i}" for i in range(self.num_states)]
+        emission = [f"E{i}" for i in range(self.num_symbols)]
+        header = [*transition, *emission, "π"]
+        return [
+            header + ["?" if symbol < 0 else str(symbol) for symbol in row]
+            for row in self.shown(batch).tolist()
+        ]
+
     def _draw(self, batch_size: int, generator: torch.Generator, device: torch.device) -> Batch:
         S, V = self.num_states, self.num_symbols
         transition = self._rows(batch_size, S, generator, device)
