@@ -59,9 +59,7 @@ def _lengths(x: Opened, bar: Bar) -> Record:
 
 
 LOOKING = (
-    Diagnostic(
-        "examples", records.Examples, lambda x, bar: examples(x.subject, x.steps, x.load)
-    ),
+    Diagnostic("examples", records.Examples, lambda x, bar: examples(x.subject, x.steps, x.load)),
     Diagnostic("keys", records.Keys, lambda x, bar: keys(x.subject, x.untrained), has_attention),
     Diagnostic(
         "attention",

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from itertools import chain
 
 from bwt.records.estimates import Estimate
 from bwt.report.svg import CHAR, Drawing, Scale, cells, fitted, label, short
-from bwt.report.words import known
+from bwt.report.words import known, pm
 
 NUM_COLORS = 6  # classes c0 .. c5
 RAMP = ("#2f6db5", "#6b63b8", "#a4569f", "#d1546f", "#e8714a", "#eda23c")  # low .. high
@@ -82,6 +83,9 @@ def lines(
         x = fitted(xs, left, width - 12)
     y = fitted(ys, 236, top, log=log_y, zero=zero)
     _axes(drawing, x, y, x_label, y_label, names)
+    drawing.explain(x, y)
+    if names:
+        drawing.data["data-names"] = "|".join(names)
     if marker is not None:
         drawing.path(f"M{short(x(marker[0]))} {short(top)}V236", class_="marker")
         drawing.text(x(marker[0]) + 5, top + 11, marker[1], class_="tick")
@@ -118,12 +122,18 @@ def _draw_series(drawing: Drawing, s: Series, x: Scale, y: Scale) -> None:
         drawing.path(f"M{'L'.join(above + below)}Z", class_=f"band f{s.color}")
     style = f"line c{s.color}" + (" dash" if s.dashed else "")
     if len(rows) > 1 and s.joined:
-        drawing.path("M" + "L".join(f"{short(a)} {short(at(b))}" for a, b, _ in rows), class_=style)
+        line = "M" + "L".join(f"{short(a)} {short(at(b))}" for a, b, _ in rows)
+        drawing.path(line, class_=style, data_name=escape(s.name))
     if s.dots or len(rows) == 1:
         for a, b, e in rows:
             if e:
                 drawing.path(f"M{short(a)} {short(at(b - e))}V{short(at(b + e))}", class_=style)
             drawing.add("circle", cx=a, cy=at(b), r=3, class_=f"f{s.color}")
+
+
+def _tip(text: str) -> dict[str, str]:
+    """What the pointer shows; a page without its script does without."""
+    return {"data_tip": escape(text)}
 
 
 def scatter(
@@ -140,8 +150,10 @@ def scatter(
     """Points coloured by a value (with a colour bar) or, with `groups`, by their group."""
     drawing = Drawing(440, 300, title)
     points = [p for p in zip(xs, ys, values, strict=True) if all(map(known, p))]
-    x, y = (fitted([p[i] for p in points], *ends) for i, ends in enumerate(((62, 428), (250, 34))))
+    ends = (62, 428), (250, 48 if groups else 34)
+    x, y = (fitted([p[i] for p in points], *ends[i]) for i in range(2))
     _axes(drawing, x, y, x_label, y_label)
+    drawing.explain(x, y)
     shown = [value for *_, value in points]
     low, high = min(shown, default=0.0), max(shown, default=0.0)
     levels = len(RAMP)
@@ -158,9 +170,22 @@ def scatter(
         drawing.path("".join(dots), **color)
     if groups:
         drawing.text(62, 14, value_label)
+        _groups_legend(drawing, sorted({int(v) for v in shown}))
     else:
         _colour_bar(drawing, low, high, value_label)
     return drawing.render()
+
+
+def _groups_legend(drawing: Drawing, groups: Sequence[int]) -> None:
+    """Which groups have which colour; colours repeat, and names that do not fit are cut."""
+    x = 66.0
+    for color in range(min(NUM_COLORS, 1 + max(groups, default=0))):
+        named = [str(group) for group in groups if group % NUM_COLORS == color]
+        text = ", ".join(named[:2]) + (" …" if len(named) > 2 else "")
+        if text:
+            drawing.path(f"M{short(x)} 27h0", class_=f"dot c{color}")
+            drawing.text(x + 7, 31, text, class_="tick")
+            x += 20 + 6.2 * len(text)
 
 
 def _colour_bar(drawing: Drawing, low: float, high: float, text: str) -> None:
@@ -182,24 +207,56 @@ def heat_maps(
     cell: tuple[float, float] = (120, 84),
     marks: Sequence[Sequence[Sequence[int]]] | None = None,
     share_scale: bool = True,
+    first: tuple[int, int] = (0, 0),
+    boundary: int | None = None,
 ) -> str:
     """Rows of named heat maps of numbers from 0 to 1. share_scale: each is scaled to its largest.
-    marks: for each map of each row, a row index for every column to point out."""
+    marks: for each map of each row, a row index for every column to point out. first: the numbers
+    of the first column and row. boundary: a column before which a line is drawn."""
     wide, high = cell
-    columns = max(map(len, maps))
-    drawing = Drawing(34 + columns * (wide + 12), 18 + len(maps) * (high + 26), title)
+    columns, left = max(map(len, maps)), 46
+    bottom = 18 + len(maps) * (high + 26)
+    drawing = Drawing(max(left + columns * (wide + 12), 330.0), bottom + 38, title)
+    named = {"data_row": f"{y_label} {first[1]}", "data_column": f"{x_label} {first[0]}"}
     for i, row in enumerate(maps):
         for j, (name, matrix) in enumerate(row):
-            x, y = 28 + j * (wide + 12), 18 + i * (high + 26)
+            x, y = left + j * (wide + 12), 18 + i * (high + 26)
             drawing.text(x, y - 4, name, class_="tick")
             top = max(filter(known, chain(*matrix)), default=0.0) if share_scale else 1.0
-            cells(drawing, matrix, x, y, wide, high, top if top > 0 else 1.0)
+            top = top if top > 0 else 1.0
+            cells(drawing, matrix, x, y, wide, high, top, data_name=escape(name), **named)
             if marks:
                 _marks(drawing, marks[i][j], len(matrix), x, y, wide, high)
-    drawing.text(28 + columns * (wide + 12) / 2, drawing.height - 4, x_label, "middle")
-    middle = (drawing.height - 20) / 2
+            if boundary:
+                at = x + wide * boundary / len(matrix[0])
+                drawing.path(f"M{short(at)} {short(y)}v{short(high)}", class_="marker")
+            if i == len(maps) - 1:
+                for k, at in _middles(len(matrix[0]), x, wide):
+                    drawing.text(at, y + high + 13, str(first[0] + k), "middle", class_="tick")
+            if j == 0:
+                for k, at in _middles(len(matrix), y, high):
+                    drawing.text(x - 5, at + 4, str(first[1] + k), "end", class_="tick")
+    drawing.text(left + columns * (wide + 12) / 2, bottom + 10, x_label, "middle")
+    middle = bottom / 2
     drawing.text(13, middle, y_label, "middle", transform=f"rotate(-90 13 {short(middle)})")
+    _shades(drawing, left, bottom + 30, "largest of each map" if share_scale else "1")
     return drawing.render()
+
+
+def _middles(count: int, start: float, length: float) -> list[tuple[int, float]]:
+    """Where the first, the middle and the last of `count` cells have their ticks."""
+    chosen = sorted({0, (count - 1) // 2, count - 1} if count > 6 else {0, count - 1})
+    return [(k, start + (k + 0.5) * length / count) for k in chosen]
+
+
+def _shades(drawing: Drawing, x: float, y: float, most: str) -> None:
+    """The colour bar of heat maps: opacity is the square root of a share."""
+    drawing.text(x, y, "0", class_="tick")
+    for i in range(10):
+        opacity = f"{(i / 9) ** 0.5:.2f}"
+        place = {"x": x + 12 + 9.0 * i, "y": y - 9, "width": 9.0, "height": 10}
+        drawing.add("rect", class_="heat", fill_opacity=opacity, **place)
+    drawing.text(x + 108, y, most, class_="tick")
 
 
 def _marks(drawing: Drawing, rows, count: int, x: float, y: float, wide: float, high: float):
@@ -251,11 +308,12 @@ def dots(
     *,
     log: bool = True,
     each: Sequence[Sequence[float]] = (),
+    width: float = 440,
 ) -> str:
     """One row a name: a point with its error bar and colour. each: for each row, further values to
     be drawn smaller."""
     left = 24 + CHAR * max(len(row[0]) for row in rows)
-    drawing = Drawing(max(440.0, left + 280), 52 + 22 * len(rows), title)
+    drawing = Drawing(max(width, left + 280), 52 + 22 * len(rows), title)
     bottom = 10.0 + 22 * len(rows)
     shown = [e.mean for _, e, _ in rows] + list(chain(*each))
     x = fitted(shown, left, drawing.width - 16, log=log, zero=not log)
@@ -273,6 +331,7 @@ def dots(
             continue
         low, high = (max(value + d * _size(error), x.low) for d in (-1, 1))
         drawing.path(f"M{short(x(low))} {short(y)}H{short(x(high))}", class_=f"line c{color}")
-        drawing.add("circle", cx=x(value), cy=y, r=4.5, class_=f"f{color}")
+        tip = _tip(f"{name}: {pm(estimate)}")
+        drawing.add("circle", cx=x(value), cy=y, r=4.5, class_=f"f{color}", **tip)
     drawing.text((left + drawing.width) / 2, bottom + 34, x_label, "middle")
     return drawing.render()

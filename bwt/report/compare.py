@@ -55,7 +55,7 @@ def comparison(runs: Sequence[Run]) -> str:
         "only be smaller. The paper's numbers are entropy errors (recall: accuracy), quoted "
         "second-hand, from other sizes and budgets."
     )
-    return table(head, rows) + f'<p class="note">{text}</p>'
+    return table(head, rows, stacks=True) + f'<p class="note">{text}</p>'
 
 
 def overlays(runs: Sequence[Run]) -> list[Card]:

@@ -2,21 +2,82 @@
 
 from bwt.records import curves
 from bwt.records.evaluation import Evaluation
-from bwt.records.floors import is_scale
+from bwt.records.floors import MEMORY, is_scale
 from bwt.records.metrics import MetricsRow
 from bwt.report import charts, words
 from bwt.report.cards import Card
 from bwt.report.charts import Series
 from bwt.report.reading import Run
 
+LACKING = {
+    "uniform": "uniform: guesses",
+    "constant": "constant: knows the position only",
+    "lookup": "lookup: recalls, does not rule out",
+    "unbound": "unbound: knows what was seen, binds nothing",
+    **{f"{MEMORY}{k}": f"exact, of the last {k}" for k in range(1, 100)},
+    f"{MEMORY}0": "memory-0: reads the header only",
+}
 SHOWN_MEMORIES = ("memory-1", "memory-2", "memory-5")
 
 
-def overview(run: Run) -> list[Card]:
+def belief_cards(run: Run) -> list[Card]:
+    return [_entropy_by_step(run.evaluation), _kl_by_step(run.evaluation)]
+
+
+def belief_finding(run: Run) -> str:
+    model, exact = (x.per_position["entropy"] for x in (run.evaluation.model, run.evaluation.exact))
+    gaps = [abs(a - b) for a, b in zip(exact.mean, model.mean, strict=True) if words.known(b)]
+    start, end = exact.mean[0], exact.mean[-1]
+    return (
+        f"Over {words.plural(len(exact), 'step')} the uncertainty of exact Bayes goes from "
+        f"{words.num(start)} to {words.num(end)} bits, and the model's mean stays within "
+        f"{words.num(max(gaps, default=None))} bits of it."
+    )
+
+
+def belief_control(run: Run) -> str:
     evaluation = run.evaluation
-    cards = [_floors(evaluation), _kl_by_step(evaluation), _entropy_by_step(evaluation)]
-    rows = [row for row in run.metrics if row.evaluation]
-    return [*cards, _learning(run, rows)] if rows else cards
+    return (
+        f"The best predictor that lacks an ability, {evaluation.best_floor()}, is "
+        f"{words.num(evaluation.floor_kl().mean)} bits from Bayes (KL); the model "
+        f"{words.num(evaluation.model.overall['kl'].mean)}."
+    )
+
+
+def training_cards(run: Run) -> list[Card]:
+    rows = _evaluated(run)
+    return [_learning(run, rows)] if rows else []
+
+
+def training_finding(run: Run) -> str:
+    """When it first beats what lacks an ability."""
+    rows, floor = _evaluated(run), run.evaluation.floor_kl().mean
+    name = run.evaluation.best_floor()
+    beaten = [row.step for row in rows if row.evaluation.get("kl", floor) < floor]
+    if not rows:
+        return ""
+    if not beaten:
+        return f"In {rows[-1].step:,} steps of training it does not get below the floor {name}."
+    last = words.num(rows[-1].evaluation.get("kl"))
+    return (
+        f"It is nearer to Bayes than the floor {name} by training step {beaten[0]:,}, and "
+        f"{last} bits from it at step {rows[-1].step:,}."
+    )
+
+
+def training_control(run: Run) -> str:
+    rows = _evaluated(run)
+    if not rows:
+        return ""
+    first, guess = rows[0], run.evaluation.floors["uniform"].overall["kl"].mean
+    return (
+        f"At step {first.step:,} it was {words.num(first.evaluation.get('kl'))} bits from Bayes; a "
+        f"uniform guess is {words.num(guess)}."
+    )
+
+
+def _evaluated(run: Run) -> list[MetricsRow]:
+    return [row for row in run.metrics if row.evaluation]
 
 
 def headline(evaluation: Evaluation) -> str:
@@ -135,15 +196,17 @@ def _convergence(run: Run, rows: list[MetricsRow]) -> str:
     return text
 
 
-def _floors(evaluation: Evaluation) -> Card:
-    rows = [("model", evaluation.model.overall["kl"], 0)]
-    for name, score in evaluation.floors.items():
-        rows.append((name, score.overall["kl"], 3 if is_scale(name) else 2))
-    picture = charts.dots(rows, "Model and floors", "KL to exact posterior / bits")
-    reading = (
-        "Bits lost against exact Bayes, in the mean. Grey: predictors that lack an ability (see "
-        "the end of the page)."
+def floors(run: Run) -> Card:
+    """How far from Bayes, compared with what."""
+    evaluation = run.evaluation
+    rows = [(f"this model ({run.config.model})", evaluation.model.overall["kl"], 0)]
+    scores = {name: score.overall["kl"] for name, score in evaluation.floors.items()}
+    for name, kl in sorted(scores.items(), key=lambda x: x[1].mean):
+        rows.append((LACKING.get(name, name), kl, 3 if is_scale(name) else 2))
+    picture = charts.dots(
+        rows, "Model and floors", "bits lost against exact Bayes (KL)", width=820.0
     )
+    reading = "Grey: predictors that lack an ability, as a scale for the number above."
     if any(map(is_scale, evaluation.floors)):
-        reading += " Green: exact filters that see only the last k observations, as a scale."
-    return Card("floors", "What the number means", picture, reading)
+        reading += " Green: exact filters that see only the last observations."
+    return Card("floors", "Compared with what", picture, reading, wide=True)

@@ -5,13 +5,17 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from bwt.report import diagnostics
+from bwt.report import diagnostics, words
 from bwt.report.cards import Card
 from bwt.report.compare import comparison, describe, overlays
-from bwt.report.overview import headline, overview
+from bwt.report.contents import contents
+from bwt.report.overview import floors, headline
 from bwt.report.reading import Run, read
+from bwt.report.story import Chapter, chapters
 from bwt.report.style import FIGURE_STYLE, PAGE_STYLE
 from bwt.runs.files import RunError, write_atomically
+
+OPENED = 3  # runs that are all unfolded at first; of more only the first is
 
 
 def report(paths: Sequence[str | Path], out: str | Path | None = None) -> Path:
@@ -20,16 +24,12 @@ def report(paths: Sequence[str | Path], out: str | Path | None = None) -> Path:
     runs = [read(path) for path in paths]
     if out is None:
         out = runs[0].path / "report.html" if len(runs) == 1 else Path("report.html")
-    cards = [(overview(run), inside(run)) for run in runs]
-    text = _page(runs, cards)
-    for run, groups in zip(runs, cards, strict=True):
-        _write_figures(run, [card for group in groups for card in group])
+    told = [chapters(run) for run in runs]
+    text = _page(runs, told)
+    for run, parts in zip(runs, told, strict=True):
+        _write_figures(run, [floors(run), *(card for part in parts for card in part.cards)])
     write_atomically(Path(out), lambda path: path.write_text(text, encoding="utf-8"))
     return Path(out)
-
-
-def inside(run: Run) -> list[Card]:
-    return [] if run.geometry is None else diagnostics.cards(run.geometry)
 
 
 def _write_figures(run: Run, cards: Sequence[Card]) -> None:
@@ -54,27 +54,71 @@ def file_name(name: str) -> str:
     return re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII).strip(".-")[:100] or "figure"
 
 
-def _page(runs: Sequence[Run], cards) -> str:
+def _page(runs: Sequence[Run], told: Sequence[Sequence[Chapter]]) -> str:
     title = "bwt: " + (runs[0].name if len(runs) == 1 else f"{len(runs)} runs")
-    body = [
-        "<header><h1>How far from exact Bayes?</h1>"
-        "<p>Small models, trained on tasks whose exact posterior is known at every step; distances "
-        "in bits. Errors (±) are one standard error over sequences.</p></header>",
-        f"<section>{comparison(runs)}{_grid(overlays(runs))}</section>",
-    ]
-    for i, (run, (first, second)) in enumerate(zip(runs, cards, strict=True)):
-        body.append(_run(f"run{i}", run, first, second))
+    body = [_first_screen(runs), f'<section id="numbers">{comparison(runs)}</section>']
+    for i, (run, parts) in enumerate(zip(runs, told, strict=True)):
+        body.append(_run(i, run, parts, opened=i == 0 or len(runs) <= OPENED))
     body.append(_definitions())
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
         f"<title>{escape(title)}</title><style>{PAGE_STYLE}{FIGURE_STYLE}</style></head>\n"
-        f"<body><main>{''.join(body)}</main></body></html>\n"
+        f'<body><div class="page">{contents(runs, told)}<main>{"".join(body)}</main></div>'
+        "</body></html>\n"
     )
 
 
-def _run(anchor: str, run: Run, first: Sequence[Card], second: Sequence[Card]) -> str:
+def _first_screen(runs: Sequence[Run]) -> str:
+    """How far from Bayes, and compared with what, in one figure."""
+    if len(runs) == 1:
+        answer, cards = f"<p class='answer'>{_answer(runs[0])}</p>", [floors(runs[0])]
+    else:
+        answer, cards = "", overlays(runs)
+    return (
+        '<header id="top"><h1>How far from exact Bayes?</h1>'
+        "<p>Small models, trained on tasks whose exact posterior is known at every step; distances "
+        f"in bits. Errors (±) are one standard error over sequences.</p>{answer}{_grid(cards)}"
+        "</header>"
+    )
+
+
+def _answer(run: Run) -> str:
+    """In large letters."""
+    evaluation = run.evaluation
+    kl, floor = evaluation.model.overall["kl"], evaluation.floor_kl()
+    text = f"<b>{words.num(kl.mean)} bits</b> on average. "
+    if not evaluation.beats_floor():
+        return text + f"That is NOT better than {escape(evaluation.best_floor())}."
+    ratio = words.num(floor.mean / max(kl.mean, 1e-12))
+    name = escape(evaluation.best_floor())
+    return text + f"The best predictor that lacks an ability, {name}, is {ratio} times as far."
+
+
+def _run(index: int, run: Run, parts: Sequence[Chapter], *, opened: bool) -> str:
+    return (
+        f'<details class="run" id="run{index}"{" open" if opened else ""}>'
+        f"<summary><h2>{escape(run.name)}</h2></summary>"
+        f"<p class='lead'>{escape(headline(run.evaluation))}</p>"
+        + (f"<p class='lead'>This run {escape(run.diverged)}.</p>" if run.diverged else "")
+        + f"<p class='what'>{escape(_facts(run))}</p>"
+        + "".join(_chapter(index, number, part) for number, part in enumerate(parts, 1))
+        + f"{_missing(run)}</details>"
+    )
+
+
+def _chapter(run: int, number: int, part: Chapter) -> str:
+    control = f"<p class='control'>{escape(part.control)}</p>" if part.control else ""
+    finding = f"<p class='finding'>{escape(part.finding)}</p>" if part.finding else ""
+    return (
+        f'<section class="chapter" id="run{run}-{part.name}"><h2 class="sub">{number}. '
+        f"{escape(part.title)}</h2>{finding}{control}{_grid(part.cards)}</section>"
+    )
+
+
+def _missing(run: Run) -> str:
+    """What more could be shown, and what could not be measured."""
     geometry = run.geometry
     commands = []
     if geometry is None or not geometry.examined:
@@ -88,14 +132,7 @@ def _run(anchor: str, run: Run, first: Sequence[Card], second: Sequence[Card]) -
     skipped = [] if geometry is None else diagnostics.skipped(geometry)
     if skipped:
         missing += f"<p class='note'>Not measured. {escape(' '.join(skipped))}</p>"
-    return (
-        f'<section id="{anchor}"><h2>{escape(run.name)}</h2>'
-        f"<p class='lead'>{escape(headline(run.evaluation))}</p>"
-        + (f"<p class='lead'>This run {escape(run.diverged)}.</p>" if run.diverged else "")
-        + f"<p class='what'>{escape(_facts(run))}</p>{_grid(first)}"
-        + (f"<h2 class='sub'>Inside {escape(run.name)}</h2>{_grid(second)}" if second else "")
-        + f"{missing}</section>"
-    )
+    return missing
 
 
 def _facts(run: Run) -> str:
@@ -110,7 +147,7 @@ def _facts(run: Run) -> str:
 
 
 def _grid(cards: Sequence[Card]) -> str:
-    return f'<div class="grid">{"".join(map(_card, cards))}</div>'
+    return f'<div class="grid">{"".join(map(_card, cards))}</div>' if cards else ""
 
 
 def _card(card: Card) -> str:
@@ -139,4 +176,4 @@ def _definitions() -> str:
         ("CKA", "likeness of two clouds of states up to rotation and scale; distance is 1 − CKA"),
     ]
     items = "".join(f"<dt>{escape(a)}</dt><dd>{escape(b)}</dd>" for a, b in rows)
-    return f"<section><h2>Words used</h2><dl>{items}</dl></section>"
+    return f"<section id='words'><h2>Words used</h2><dl>{items}</dl></section>"

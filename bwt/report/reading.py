@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 from bwt.records.evaluation import Evaluation, Evaluations
 from bwt.records.geometry import Geometry
 from bwt.records.metrics import MetricsRow
+from bwt.report.words import plural
 from bwt.runs.config import TrainConfig
 from bwt.runs.directory import RunDirectory
 from bwt.runs.files import RunError, read_object, read_record, reason_of
@@ -94,4 +95,6 @@ def _device(environment: dict[str, Any]) -> str:
         return "unknown machine"
     if isinstance(machine.get("cuda_devices"), list) and machine["cuda_devices"]:
         return ", ".join(map(str, machine["cuda_devices"]))
+    if "torch_threads" in machine:
+        return plural(machine["torch_threads"], "CPU thread")
     return f"{machine['cpu_count']} CPU cores" if "cpu_count" in machine else "unknown machine"

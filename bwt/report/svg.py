@@ -28,6 +28,10 @@ class Scale:
             value, low, high = (math.log10(x) for x in (value, low, high))
         return self.start + (value - low) / (high - low) * (self.end - self.start)
 
+    def in_words(self) -> str:
+        ends = " ".join(f"{v:.6g}" for v in (self.low, self.high, self.start, self.end))
+        return f"{ends} {'log' if self.log else 'even'}"
+
     def ticks(self) -> list[float]:
         return _log_ticks(self.low, self.high) if self.log else _even_ticks(self.low, self.high)
 
@@ -83,6 +87,12 @@ class Drawing:
     height: float
     title: str  # for those who cannot see it
     parts: list[str] = field(default_factory=list)
+    # For the script that shows values under the pointer; nothing without it.
+    data: dict[str, str] = field(default_factory=dict)
+
+    def explain(self, x: Scale, y: Scale) -> None:
+        """Lets a place in the drawing be read as numbers."""
+        self.data |= {"data-x": x.in_words(), "data-y": y.in_words()}
 
     def add(self, tag: str, text: str | None = None, **attributes) -> None:
         names = {key.rstrip("_").replace("_", "-"): v for key, v in attributes.items()}
@@ -99,7 +109,8 @@ class Drawing:
 
     def render(self) -> str:
         box = f"0 0 {short(self.width)} {short(self.height)}"
-        head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{box}" role="img"'
+        data = "".join(f' {name}="{escape(value)}"' for name, value in self.data.items())
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{box}" role="img"{data}'
         size = f'style="max-width:{short(self.width * 1.25)}px"'
         return f"{head} {size}><title>{escape(self.title)}</title>{''.join(self.parts)}</svg>"
 
@@ -116,6 +127,7 @@ def cells(
     w: float,
     h: float,
     top: float = 1.0,
+    **data: str,
 ) -> None:
     """A heat map in the rectangle: the opacity of one colour is the square root of a value's share
     of `top`, so that small values are seen. Runs of equal cells in a row are one piece, and each
@@ -137,4 +149,4 @@ def cells(
         for level, d in sorted(paths.items())
     )
     drawing.add("rect", x=float(x), y=float(y), width=float(w), height=float(h), class_="frame")
-    drawing.add("g", inner, transform=place, class_="heat")
+    drawing.add("g", inner, transform=place, class_="heat", data_top=f"{top:.3g}", **data)

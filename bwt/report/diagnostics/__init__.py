@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from bwt.records.geometry import Geometry, Skipped
-from bwt.report.cards import Card
 from bwt.report.diagnostics import (
     ablation,
     attention,
@@ -23,30 +22,30 @@ from bwt.report.diagnostics import (
 from bwt.report.diagnostics.shown import Shown
 from bwt.report.words import known
 
-# In the order of the page.
+# In the order of the story that the page tells; see bwt/report/story.py.
 DIAGNOSTICS: tuple[Shown, ...] = (
     examples.SHOWN,
+    lengths.SHOWN,
     attention.SHOWN,
     keys.SHOWN,
     manifold.SHOWN,
     probes.SHOWN,
     lens.SHOWN,
-    ablation.SHOWN,
-    formation.SHOWN,
-    splice.SHOWN,
-    dissociation.SHOWN,
     clusters.SHOWN,
-    lengths.SHOWN,
+    ablation.SHOWN,
+    splice.SHOWN,
+    formation.SHOWN,
+    dissociation.SHOWN,
 )
 
 
-def cards(geometry: Geometry) -> list[Card]:
-    """What `bwt geometry` and `bwt ablate` found; parts that were not run are left out."""
+def told(geometry: Geometry, names: Iterable[str]) -> list[tuple[Shown, Any]]:
+    """Those of these diagnostics that were made, with what they found."""
+    wanted = set(names)
     return [
-        card
+        (shown, section)
         for shown, section in _told(geometry, DIAGNOSTICS)
-        if not isinstance(section, Skipped)
-        for card in shown.cards(section)
+        if shown.name in wanted and not isinstance(section, Skipped)
     ]
 
 

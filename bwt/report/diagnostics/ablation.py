@@ -166,6 +166,40 @@ def _interchange(rows: Sequence[Interchange]) -> Card:
     return Card("interchange", "Does a state carry the belief?", picture, reading)
 
 
+def _costliest(section: Ablation) -> AblatedPart:
+    """The head that matters most, or the part of a model without heads."""
+    heads = _taken_out(section, "zero", "head") or _taken_out(section, "zero")
+    return max(heads, key=lambda x: x.kl_added.mean if words.known(x.kl_added.mean) else -1.0)
+
+
+def _called(x: AblatedPart) -> str:
+    return f"{x.part if x.head is None else f'head {x.head}'} of layer {x.layer}"
+
+
+def finding(section: Ablation) -> str:
+    part = _costliest(section)
+    return (
+        f"Without {_called(part)} the model loses {words.pm(part.kl_added)} bits; intact it is "
+        f"{words.pm(section.kl)} bits from exact Bayes."
+    )
+
+
+def control(section: Ablation) -> str:
+    part = _costliest(section)
+    (mean,) = (
+        x
+        for x in _taken_out(section, "mean", part.part)
+        if (x.layer, x.head) == (part.layer, part.head)
+    )
+    text = (
+        f"Replaced by its mean over sequences instead of removed it costs {words.pm(mean.kl_added)}"
+    )
+    least = min((x.kl_added.random for x in section.removal), key=lambda x: x.mean, default=None)
+    if least is not None:
+        text += f"; taking out random directions costs {words.pm(least)} or more"
+    return text + " bits."
+
+
 def parts_in_words(section: Ablation) -> str:
     text = f"Intact: {words.pm(section.kl)} bits. "
     layers = _layers(section)
@@ -245,6 +279,8 @@ SHOWN = Shown(
     Ablation,
     cards,
     command="ablate",
+    finding=finding,
+    control=control,
     numbers={
         "layer_least": lambda section: _at(_layer_factors(section), 0),
         "layer_most": lambda section: _at(_layer_factors(section), -1),

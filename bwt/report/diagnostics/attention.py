@@ -18,6 +18,7 @@ def cards(section: Attention) -> list[Card]:
             "example",
             "Attention in one sequence",
             [layer.example for layer in section.layers],
+            section.asked,
             "Rows are the steps that are asked, columns all positions before; stronger colour is "
             "more attention (square root, each head scaled to its largest weight).",
         ),
@@ -25,6 +26,7 @@ def cards(section: Attention) -> list[Card]:
             "maps",
             "Attention, mean of all sequences",
             [layer.maps for layer in section.layers],
+            section.asked,
             f"The same, averaged over {section.sequences} sequences: routing by content is "
             "blurred, routing by position stays sharp.",
         ),
@@ -34,13 +36,18 @@ def cards(section: Attention) -> list[Card]:
     ]
 
 
-def _maps(name: str, title: str, layers: list, reading: str) -> Card:
+def _maps(name: str, title: str, layers: list, asked: list[int] | None, reading: str) -> Card:
     maps = [
         [(f"layer {i} head {j}", head) for j, head in enumerate(heads)]
         for i, heads in enumerate(layers)
     ]
     width = 190 if len(maps[0]) < 4 else 130
-    picture = charts.heat_maps(maps, title, "position", "step", cell=(width, width * 0.7))
+    header = asked[0] if asked else 0
+    if header:
+        reading += f" Left of the line: the {header} positions in front of the first question."
+    picture = charts.heat_maps(
+        maps, title, "position", "step", cell=(width, width * 0.7), first=(0, 1), boundary=header
+    )
     return Card(f"attention-{name}", title, picture, reading, wide=len(maps[0]) > 2)
 
 
@@ -101,8 +108,8 @@ def _briefly(section: Attention, role: str) -> str:
     return section.meaning[role].split(":")[0]
 
 
-def heads_in_words(section: Attention) -> str:
-    """Which head gives most to what is useful, compared with looking everywhere alike."""
+def _best_head(section: Attention) -> tuple[str, float, int, int] | None:
+    """What is useful to look at, and the head that gives most to it: role, share, layer, head."""
     useful = "matching" if section.uniform_mass.get("matching") else "evidence"
     heads = [
         (mass, i, j)
@@ -110,14 +117,39 @@ def heads_in_words(section: Attention) -> str:
         if useful in layer.mass
         for j, mass in enumerate(layer.mass[useful].mean)
     ]
-    if not heads or useful not in section.uniform_mass:
+    return (useful, *max(heads)) if heads and useful in section.uniform_mass else None
+
+
+def heads_in_words(section: Attention) -> str:
+    """Which head gives most to what is useful, compared with looking everywhere alike."""
+    best = _best_head(section)
+    if best is None:
         return ""
-    mass, layer, head = max(heads)
+    useful, mass, layer, head = best
     return (
         f"Head {head} of layer {layer} gives most to {useful} positions "
         f"({_briefly(section, useful)}): {words.percent(mass)} of its attention; attention that "
         f"looks everywhere alike would give {words.percent(section.uniform_mass[useful])}."
     )
+
+
+def finding(section: Attention) -> str:
+    best = _best_head(section)
+    if best is None:
+        return f"The sharpest head, {_sharpest(section)}."
+    useful, mass, layer, head = best
+    return (
+        f"Head {head} of layer {layer} spends {words.percent(mass)} of its attention on what a "
+        f"Bayesian would read: {_briefly(section, useful)}."
+    )
+
+
+def control(section: Attention) -> str:
+    best = _best_head(section)
+    if best is None:
+        return f"Looking everywhere alike: {words.num(section.uniform_entropy)} bits."
+    share = words.percent(section.uniform_mass[best[0]])
+    return f"Attention that looks everywhere alike would give {share} to these positions."
 
 
 def _entropy_by_layer(section: Attention) -> Card:
@@ -191,6 +223,8 @@ SHOWN = Shown(
     "Attention",
     Attention,
     cards,
+    finding=finding,
+    control=control,
     sentences={"attention": heads_in_words, "sharpness": entropy_in_words},
     numbers={
         "attention_entropy_first": lambda section: words.mean(section.layers[0].entropy.mean),

@@ -27,6 +27,7 @@ def cards(section: Examples) -> list[Card]:
         cell=(190, 130),
         marks=[[example.targets for example in section.sequences]] * len(rows),
         share_scale=False,
+        first=(1, 0),
     )
     reading = (
         "Stronger colour is more probable (square root); a dot is what was really the case. Above "

@@ -114,6 +114,26 @@ def alignment_in_words(section: Manifold) -> str:
     return text + "."
 
 
+def finding(section: Manifold) -> str:
+    label = _last_label(section.clouds)
+    fitted, held = section.clouds[label].fitted, section.entropy_varies_within_position
+    r2 = fitted.r2_within if held else fitted.r2
+    return (
+        f"One linear coordinate of {label} gives the entropy of the exact posterior with R² "
+        f"{words.pm(r2)} on sequences it was not fitted to"
+        f"{', with the position held fixed' if held else ''}."
+    )
+
+
+def control(section: Manifold) -> str:
+    x = _aligned(section)
+    if not section.entropy_varies_within_position:
+        return "In this task the position determines the entropy: it may be nothing but position."
+    if x is None or x.untrained_best_r2 is None:
+        return "The position is held fixed, so that it cannot be what is read."
+    return f"The same in the untrained model: R² {words.num(x.untrained_best_r2)}."
+
+
 def in_words(section: Manifold, label: str) -> str:
     cloud = section.clouds[label]
     text = (
@@ -160,6 +180,8 @@ SHOWN = Shown(
     "States",
     Manifold,
     cards,
+    finding=finding,
+    control=control,
     sentences={
         "states": lambda section: in_words(section, list(section.clouds)[-1]),
         "alignment": alignment_in_words,

@@ -23,6 +23,9 @@ class Shown:
     # Rows of a reproduction's tables: name -> the number, None where there is none.
     numbers: dict[str, Callable[[Any], float | None]] = field(default_factory=dict)
     legend: str = ""  # what the numbers are
+    # One sentence each, at the head of its chapter: what was found, and against what it stands.
+    finding: Callable[[Any], str] = lambda section: ""
+    control: Callable[[Any], str] = lambda section: ""
 
     def lines(self, section: Record) -> dict[str, str]:
         """The sentences of a section; those that have nothing to say are left out."""
