@@ -7,7 +7,7 @@ from itertools import chain
 
 from bwt.records.estimates import Estimate
 from bwt.report.svg import CHAR, Drawing, Scale, cells, fitted, label, short
-from bwt.report.words import known, pm
+from bwt.report.words import known, num, pm
 
 NUM_COLORS = 6  # classes c0 .. c5
 RAMP = ("#2f6db5", "#6b63b8", "#a4569f", "#d1546f", "#e8714a", "#eda23c")  # low .. high
@@ -309,12 +309,14 @@ def dots(
     log: bool = True,
     each: Sequence[Sequence[float]] = (),
     width: float = 440,
+    above: bool = False,
 ) -> str:
     """One row a name: a point with its error bar and colour. each: for each row, further values to
-    be drawn smaller."""
-    left = 24 + CHAR * max(len(row[0]) for row in rows)
-    drawing = Drawing(max(width, left + 280), 52 + 22 * len(rows), title)
-    bottom = 10.0 + 22 * len(rows)
+    be drawn smaller. above: names stand above their points, so that long ones fit a phone."""
+    left = 14.0 if above else 24 + CHAR * max(len(row[0]) for row in rows)
+    pitch = 40.0 if above else 22.0
+    drawing = Drawing(max(width, left + 280), (58 if above else 52) + pitch * len(rows), title)
+    bottom = 10.0 + pitch * len(rows)
     shown = [e.mean for _, e, _ in rows] + list(chain(*each))
     x = fitted(shown, left, drawing.width - 16, log=log, zero=not log)
     for tick in x.ticks():
@@ -322,8 +324,11 @@ def dots(
         drawing.text(x(tick), bottom + 15, label(tick), "middle", class_="tick")
     for i, (name, estimate, color) in enumerate(rows):
         value, error = estimate.mean, estimate.se
-        y = 18.0 + 22 * i
-        drawing.text(left - 10, y + 4, name, "end", class_="tick")
+        y = pitch * (i + 1) - (8 if above else 4)
+        if above:
+            _name_above(drawing, name, x, value, y, log)
+        else:
+            drawing.text(left - 10, y + 4, name, "end", class_="tick")
         for other in each[i] if i < len(each) else ():
             if known(other) and (other > 0 or not log):
                 drawing.add("circle", cx=x(other), cy=y, r=2, class_=f"f{color}")
@@ -332,6 +337,16 @@ def dots(
         low, high = (max(value + d * _size(error), x.low) for d in (-1, 1))
         drawing.path(f"M{short(x(low))} {short(y)}H{short(x(high))}", class_=f"line c{color}")
         tip = _tip(f"{name}: {pm(estimate)}")
-        drawing.add("circle", cx=x(value), cy=y, r=4.5, class_=f"f{color}", **tip)
-    drawing.text((left + drawing.width) / 2, bottom + 34, x_label, "middle")
+        radius = 7.0 if above else 4.5
+        drawing.add("circle", cx=x(value), cy=y, r=radius, class_=f"f{color}", **tip)
+    drawing.text((left + drawing.width) / 2, bottom + (40 if above else 34), x_label, "middle")
     return drawing.render()
+
+
+def _name_above(drawing: Drawing, name: str, x: Scale, value: float | None, y: float, log: bool):
+    """At the side of its point on which there is room."""
+    drawn = known(value) and (value > 0 or not log)
+    at = x(value) if drawn else x.start
+    right = at > (x.start + x.end) / 2
+    shown = f"{name}: {num(value)}"
+    drawing.text(at + 6 if right else at - 6, y - 12, shown, "end" if right else "start")

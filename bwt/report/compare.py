@@ -68,7 +68,9 @@ def overlays(runs: Sequence[Run]) -> list[Card]:
         Card(
             "compare",
             "All runs",
-            charts.dots(rows, "KL of all runs", "KL to exact posterior / bits"),
+            charts.dots(
+                rows, "KL of all runs", "KL to exact posterior / bits", width=640.0, above=True
+            ),
             "Comparable only within a task: tasks differ in how many bits there are to lose.",
         )
     )

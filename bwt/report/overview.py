@@ -204,7 +204,7 @@ def floors(run: Run) -> Card:
     for name, kl in sorted(scores.items(), key=lambda x: x[1].mean):
         rows.append((LACKING.get(name, name), kl, 3 if is_scale(name) else 2))
     picture = charts.dots(
-        rows, "Model and floors", "bits lost against exact Bayes (KL)", width=820.0
+        rows, "Model and floors", "bits lost against exact Bayes (KL)", width=640.0, above=True
     )
     reading = "Grey: predictors that lack an ability, as a scale for the number above."
     if any(map(is_scale, evaluation.floors)):

@@ -9,6 +9,7 @@ from bwt.report import diagnostics, words
 from bwt.report.cards import Card
 from bwt.report.compare import comparison, describe, overlays
 from bwt.report.contents import contents
+from bwt.report.interactive import script, script_data, view
 from bwt.report.overview import floors, headline
 from bwt.report.reading import Run, read
 from bwt.report.story import Chapter, chapters
@@ -16,6 +17,7 @@ from bwt.report.style import FIGURE_STYLE, PAGE_STYLE
 from bwt.runs.files import RunError, write_atomically
 
 OPENED = 3  # runs that are all unfolded at first; of more only the first is
+MOST_BYTES = 2_000_000  # of a page; what does not fit has figures that do not move
 
 
 def report(paths: Sequence[str | Path], out: str | Path | None = None) -> Path:
@@ -25,7 +27,11 @@ def report(paths: Sequence[str | Path], out: str | Path | None = None) -> Path:
     if out is None:
         out = runs[0].path / "report.html" if len(runs) == 1 else Path("report.html")
     told = [chapters(run) for run in runs]
-    text = _page(runs, told)
+    text = _page(runs, told, len(runs))
+    for moving in reversed(range(len(runs))):
+        if len(text.encode()) <= MOST_BYTES:
+            break
+        text = _page(runs, told, moving)
     for run, parts in zip(runs, told, strict=True):
         _write_figures(run, [floors(run), *(card for part in parts for card in part.cards)])
     write_atomically(Path(out), lambda path: path.write_text(text, encoding="utf-8"))
@@ -54,11 +60,13 @@ def file_name(name: str) -> str:
     return re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII).strip(".-")[:100] or "figure"
 
 
-def _page(runs: Sequence[Run], told: Sequence[Sequence[Chapter]]) -> str:
+def _page(runs: Sequence[Run], told: Sequence[Sequence[Chapter]], moving: int) -> str:
+    """moving: as many of the runs can be stepped through and turned."""
     title = "bwt: " + (runs[0].name if len(runs) == 1 else f"{len(runs)} runs")
     body = [_first_screen(runs), f'<section id="numbers">{comparison(runs)}</section>']
     for i, (run, parts) in enumerate(zip(runs, told, strict=True)):
-        body.append(_run(i, run, parts, opened=i == 0 or len(runs) <= OPENED))
+        opened = i == 0 or len(runs) <= OPENED
+        body.append(_run(i, run, parts, opened=opened, moves=i < moving))
     body.append(_definitions())
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -66,8 +74,13 @@ def _page(runs: Sequence[Run], told: Sequence[Sequence[Chapter]]) -> str:
         '<meta name="color-scheme" content="light dark">'
         f"<title>{escape(title)}</title><style>{PAGE_STYLE}{FIGURE_STYLE}</style></head>\n"
         f'<body><div class="page">{contents(runs, told)}<main>{"".join(body)}</main></div>'
-        "</body></html>\n"
+        f"{_data(runs[:moving])}{script()}</body></html>\n"
     )
+
+
+def _data(runs: Sequence[Run]) -> str:
+    geometries = [(i, run.geometry) for i, run in enumerate(runs) if run.geometry is not None]
+    return "".join(script_data(i, geometry) for i, geometry in geometries)
 
 
 def _first_screen(runs: Sequence[Run]) -> str:
@@ -96,24 +109,29 @@ def _answer(run: Run) -> str:
     return text + f"The best predictor that lacks an ability, {name}, is {ratio} times as far."
 
 
-def _run(index: int, run: Run, parts: Sequence[Chapter], *, opened: bool) -> str:
+def _run(index: int, run: Run, parts: Sequence[Chapter], *, opened: bool, moves: bool) -> str:
+    geometry = run.geometry if moves else None
+    views = [view(part.name, index, geometry) for part in parts]
     return (
         f'<details class="run" id="run{index}"{" open" if opened else ""}>'
         f"<summary><h2>{escape(run.name)}</h2></summary>"
         f"<p class='lead'>{escape(headline(run.evaluation))}</p>"
         + (f"<p class='lead'>This run {escape(run.diverged)}.</p>" if run.diverged else "")
         + f"<p class='what'>{escape(_facts(run))}</p>"
-        + "".join(_chapter(index, number, part) for number, part in enumerate(parts, 1))
+        + "".join(
+            _chapter(index, number, part, live)
+            for number, (part, live) in enumerate(zip(parts, views, strict=True), 1)
+        )
         + f"{_missing(run)}</details>"
     )
 
 
-def _chapter(run: int, number: int, part: Chapter) -> str:
+def _chapter(run: int, number: int, part: Chapter, live: Card | None) -> str:
     control = f"<p class='control'>{escape(part.control)}</p>" if part.control else ""
     finding = f"<p class='finding'>{escape(part.finding)}</p>" if part.finding else ""
     return (
         f'<section class="chapter" id="run{run}-{part.name}"><h2 class="sub">{number}. '
-        f"{escape(part.title)}</h2>{finding}{control}{_grid(part.cards)}</section>"
+        f"{escape(part.title)}</h2>{finding}{control}{_live(live)}{_grid(part.cards)}</section>"
     )
 
 
@@ -148,6 +166,11 @@ def _facts(run: Run) -> str:
 
 def _grid(cards: Sequence[Card]) -> str:
     return f'<div class="grid">{"".join(map(_card, cards))}</div>' if cards else ""
+
+
+def _live(card: Card | None) -> str:
+    """Only the script makes it seen."""
+    return f'<div class="live">{_card(card)}</div>' if card else ""
 
 
 def _card(card: Card) -> str:

@@ -80,7 +80,7 @@ class Page(HTMLParser):
         for name, value in attributes:
             if name in ("src", "href") and not value.startswith("#"):
                 self.outside.append(value)
-        assert tag not in ("script", "link", "iframe", "img")
+        assert tag not in ("link", "iframe", "img")
 
     def handle_endtag(self, tag):
         if tag not in self.EMPTY:

@@ -194,10 +194,14 @@ def control(section: Ablation) -> str:
     text = (
         f"Replaced by its mean over sequences instead of removed it costs {words.pm(mean.kl_added)}"
     )
-    least = min((x.kl_added.random for x in section.removal), key=lambda x: x.mean, default=None)
-    if least is not None:
-        text += f"; taking out random directions costs {words.pm(least)} or more"
-    return text + " bits."
+    beliefs = [x.kl_added for x in section.removal if x.target == "posterior"]
+    if not beliefs:
+        return text + " bits."
+    most = max(beliefs, key=lambda x: x.encoded.mean)
+    return text + (
+        f" bits; the directions that encode the posterior cost {words.pm(most.encoded)}, as many "
+        f"random ones {words.pm(most.random)}."
+    )
 
 
 def parts_in_words(section: Ablation) -> str:

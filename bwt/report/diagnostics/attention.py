@@ -108,7 +108,7 @@ def _briefly(section: Attention, role: str) -> str:
     return section.meaning[role].split(":")[0]
 
 
-def _best_head(section: Attention) -> tuple[str, float, int, int] | None:
+def best_head(section: Attention) -> tuple[str, float, int, int] | None:
     """What is useful to look at, and the head that gives most to it: role, share, layer, head."""
     useful = "matching" if section.uniform_mass.get("matching") else "evidence"
     heads = [
@@ -122,7 +122,7 @@ def _best_head(section: Attention) -> tuple[str, float, int, int] | None:
 
 def heads_in_words(section: Attention) -> str:
     """Which head gives most to what is useful, compared with looking everywhere alike."""
-    best = _best_head(section)
+    best = best_head(section)
     if best is None:
         return ""
     useful, mass, layer, head = best
@@ -134,7 +134,7 @@ def heads_in_words(section: Attention) -> str:
 
 
 def finding(section: Attention) -> str:
-    best = _best_head(section)
+    best = best_head(section)
     if best is None:
         return f"The sharpest head, {_sharpest(section)}."
     useful, mass, layer, head = best
@@ -145,7 +145,7 @@ def finding(section: Attention) -> str:
 
 
 def control(section: Attention) -> str:
-    best = _best_head(section)
+    best = best_head(section)
     if best is None:
         return f"Looking everywhere alike: {words.num(section.uniform_entropy)} bits."
     share = words.percent(section.uniform_mass[best[0]])
