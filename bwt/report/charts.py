@@ -287,16 +287,9 @@ def table_map(
             if value is None:
                 continue
             x = left + wide * j
-            drawing.add("rect", x=x, y=y, width=wide - 3, height=25, class_="frame")
-            drawing.add(
-                "rect",
-                x=x,
-                y=y,
-                width=wide - 3,
-                height=25,
-                class_="heat",
-                fill_opacity=f"{0.6 * min(1.0, max(0.0, value)):.2f}",
-            )
+            shade = f"{0.6 * min(1.0, max(0.0, value)):.2f}"
+            place = {"x": x, "y": y, "width": wide - 3, "height": 25.0}
+            drawing.add("rect", class_="heat framed", fill_opacity=shade, **place)
             drawing.text(x + (wide - 3) / 2, y + 17, texts[i][j], "middle")
     return drawing.render()
 

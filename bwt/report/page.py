@@ -1,7 +1,7 @@
 """One self-contained HTML page from one or several runs."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
@@ -17,7 +17,8 @@ from bwt.report.style import FIGURE_STYLE, PAGE_STYLE
 from bwt.runs.files import RunError, write_atomically
 
 OPENED = 3  # runs that are all unfolded at first; of more only the first is
-MOST_BYTES = 2_000_000  # of a page; what does not fit has figures that do not move
+MOST_BYTES = 2_000_000  # of a page
+LARGEST = (12_000, 6_000, 0)  # letters of a picture, tried in turn until a page of many runs fits
 
 
 def report(paths: Sequence[str | Path], out: str | Path | None = None) -> Path:
@@ -27,15 +28,32 @@ def report(paths: Sequence[str | Path], out: str | Path | None = None) -> Path:
     if out is None:
         out = runs[0].path / "report.html" if len(runs) == 1 else Path("report.html")
     told = [chapters(run) for run in runs]
-    text = _page(runs, told, len(runs))
-    for moving in reversed(range(len(runs))):
-        if len(text.encode()) <= MOST_BYTES:
-            break
-        text = _page(runs, told, moving)
+    text = _fitting(runs, told)
     for run, parts in zip(runs, told, strict=True):
         _write_figures(run, [floors(run), *(card for part in parts for card in part.cards)])
     write_atomically(Path(out), lambda path: path.write_text(text, encoding="utf-8"))
     return Path(out)
+
+
+def _fitting(runs: Sequence[Run], told: Sequence[Sequence[Chapter]]) -> str:
+    """The page with as much as fits; if nothing does, the least of all."""
+    for parts, moving in _ever_less(told):
+        text = _page(runs, parts, moving)
+        if len(text.encode()) <= MOST_BYTES:
+            break
+    return text
+
+
+def _ever_less(told: Sequence[Sequence[Chapter]]) -> Iterator[tuple[list[Sequence[Chapter]], int]]:
+    """What moves goes first, from the last run on, then the largest pictures, of the first run last
+    of all: they are in the folders of their runs."""
+    for moving in range(len(told), 0, -1):
+        yield list(told), moving
+    for largest in LARGEST:
+        others = [[part.lighter(largest) for part in parts] for parts in told[1:]]
+        yield [told[0], *others], 1
+    yield [told[0], *others], 0
+    yield [[part.lighter(LARGEST[-1]) for part in parts] for parts in told], 0
 
 
 def _write_figures(run: Run, cards: Sequence[Card]) -> None:

@@ -3,7 +3,7 @@ encode, parts are removed, and how it came about. Each begins with what was foun
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bwt.report import diagnostics, overview
 from bwt.report.cards import Card
@@ -25,6 +25,16 @@ class Chapter:
     finding: str
     control: str
     cards: Sequence[Card]
+
+    def lighter(self, largest: int) -> "Chapter":
+        """Without pictures of more letters than that."""
+        cards = [_lighter(card) if len(card.picture) > largest else card for card in self.cards]
+        return replace(self, cards=cards)
+
+
+def _lighter(card: Card) -> Card:
+    text = "Left out to keep a page of many runs small; it is in the report of this run."
+    return replace(card, picture=f'<p class="note">{text}</p>', wide=False)
 
 
 def chapters(run: Run) -> list[Chapter]:

@@ -22,8 +22,10 @@ FIGURE_STYLE = (
     "svg .dot{fill:none;stroke-width:4.5;stroke-linecap:round;stroke-opacity:.75}"
     "svg .marker{stroke:var(--soft);stroke-dasharray:2 3}"
     "svg .frame{fill:none;stroke:var(--rule)}svg .heat{fill:var(--heat)}"
-    "svg g.heat{shape-rendering:crispEdges}"
+    "svg .framed{stroke:var(--rule)}"
+    "svg g.heat{fill:none;stroke:var(--heat);stroke-width:1;shape-rendering:crispEdges}"
     "svg .truth{fill:none;stroke:var(--mark);stroke-width:4;stroke-linecap:round}"
+    "svg .truth,svg .marker{pointer-events:none}"
     f"{_SERIES}"
 )
 

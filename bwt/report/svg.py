@@ -130,8 +130,8 @@ def cells(
     **data: str,
 ) -> None:
     """A heat map in the rectangle: the opacity of one colour is the square root of a value's share
-    of `top`, so that small values are seen. Runs of equal cells in a row are one piece, and each
-    level is one path."""
+    of `top`, so that small values are seen. Runs of equal cells in a row are one line, as wide as
+    a cell is high, and each level is one path."""
     paths: dict[int, list[str]] = {}
     high, wide = h / len(matrix), w / len(matrix[0])
     for i, row in enumerate(matrix):
@@ -140,12 +140,12 @@ def cells(
         for j in range(1, len(row) + 1):
             if j == len(row) or levels[j] != levels[start]:
                 if levels[start]:
-                    d = f"M{start} {i}h{j - start}v1h{start - j}z"
-                    paths.setdefault(levels[start], []).append(d)
+                    paths.setdefault(levels[start], []).append(f"M{start} {i}h{j - start}")
                 start = j
-    place = f"translate({short(x)} {short(y)}) scale({wide:.4g} {high:.4g})"
+    # A line runs along the middle of its row.
+    place = f"translate({short(x)} {y + high / 2:.2f}) scale({wide:.4g} {high:.4g})"
     inner = "".join(
-        f'<path d="{"".join(d)}" fill-opacity="{level / LEVELS:g}"/>'
+        f'<path d="{"".join(d)}" stroke-opacity="{level / LEVELS:g}"/>'
         for level, d in sorted(paths.items())
     )
     drawing.add("rect", x=float(x), y=float(y), width=float(w), height=float(h), class_="frame")

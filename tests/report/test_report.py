@@ -436,8 +436,8 @@ def test_heat_map_draws_equal_neighbours_once():
     drawing = svg.Drawing(10, 10, "")
     svg.cells(drawing, [[1, 1, 0.0], [0, 0.25, 1]], 0, 0, 3, 2)
     picture = ElementTree.fromstring(drawing.render())
-    found = {p.get("fill-opacity"): p.get("d") for p in picture.iter() if p.get("fill-opacity")}
-    assert found == {"0.5": "M1 1h1v1h-1z", "1": "M0 0h2v1h-2zM2 1h1v1h-1z"}
+    found = {p.get("stroke-opacity"): p.get("d") for p in picture.iter() if p.get("stroke-opacity")}
+    assert found == {"0.5": "M1 1h1", "1": "M0 0h2M2 1h1"}
 
 
 def outside(folder):

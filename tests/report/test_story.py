@@ -7,29 +7,13 @@ from dataclasses import replace
 import pytest
 
 from bwt.cli import main
-from bwt.report import charts, overview, reading, story
+from bwt.report import charts, overview, page, reading, story
 from bwt.report.cards import table
-
-SHORT = ["--steps", "8", "--evaluations", "3", "--eval-sequences", "32", "--batch-size", "4"]
-SMALL = ["--preset", "quick", "--layers", "2", "--width", "16", "--heads", "2", *SHORT, "--json"]
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    root = tmp_path_factory.mktemp("story")
-    for name, flags in {
-        "pairs": ["bijection", "--num-symbols", "4", "--num-pairs", "6", "--replacement"],
-        "hmm": ["hmm", "--length", "4"],
-    }.items():
-        assert main(["train", *flags, "--out", str(root / name), *SMALL]) == 0
-        for command in ("geometry", "ablate"):
-            assert main([command, str(root / name), "--sequences", "32", "--json"]) == 0
-    return root
 
 
 @pytest.mark.parametrize("name", ["pairs", "hmm"])
-def test_chapters_come_in_the_order_of_the_paper_each_with_its_control(runs, name):
-    run = reading.read(runs / name)
+def test_chapters_come_in_the_order_of_the_paper_each_with_its_control(examined, name):
+    run = reading.read(examined / name)
     parts = story.chapters(run)
     assert [part.name for part in parts] == list(story.CHAPTERS)
     for part in parts:
@@ -38,20 +22,20 @@ def test_chapters_come_in_the_order_of_the_paper_each_with_its_control(runs, nam
     assert parts[0].cards[0].name == "examples"  # the best picture comes first
 
 
-def test_without_geometry_there_is_belief_and_training(runs):
-    run = replace(reading.read(runs / "hmm"), geometry=None)
+def test_without_geometry_there_is_belief_and_training(examined):
+    run = replace(reading.read(examined / "hmm"), geometry=None)
     assert [part.name for part in story.chapters(run)] == ["belief", "training"]
 
 
-def test_what_does_not_beat_its_floor_is_not_praised(runs):
-    run = reading.read(runs / "hmm")
+def test_what_does_not_beat_its_floor_is_not_praised(examined):
+    run = reading.read(examined / "hmm")
     assert not run.evaluation.beats_floor()
     assert "does not get below the floor" in overview.training_finding(run)
 
 
-def test_every_place_of_the_contents_is_there(runs, tmp_path):
+def test_every_place_of_the_contents_is_there(examined, tmp_path):
     out = tmp_path / "page.html"
-    paths = [str(runs / name) for name in ("pairs", "hmm", "pairs", "hmm")]
+    paths = [str(examined / name) for name in ("pairs", "hmm", "pairs", "hmm")]
     assert main(["report", *paths, "--out", str(out)]) == 0
     text = out.read_text()
     links = re.findall(r'href="#([^"]+)"', text)
@@ -62,10 +46,10 @@ def test_every_place_of_the_contents_is_there(runs, tmp_path):
     assert re.findall(r'<details class="run" id="run(\d)" open>', text) == ["0"]
 
 
-def test_training_is_said_to_have_had_the_threads_it_had(runs):
-    path = runs / "hmm" / "environment.json"
+def test_training_is_said_to_have_had_the_threads_it_had(examined):
+    path = examined / "hmm" / "environment.json"
     machine = json.loads(path.read_text())["machine"]
-    device = reading.read(runs / "hmm").device
+    device = reading.read(examined / "hmm").device
     assert device.startswith(f"{machine['torch_threads']} CPU thread")
 
 
@@ -87,3 +71,19 @@ def test_maps_have_ticks_a_boundary_and_a_bar():
 def test_groups_have_a_legend():
     text = charts.scatter([0, 1, 2], [0, 1, 2], [0, 2, 8], "t", "x", "y", "v", groups=True)
     assert ">0</text>" in text and ">2, 8</text>" in text
+
+
+def test_a_page_of_many_runs_fits(examined, tmp_path, monkeypatch):
+    """First it loses what moves, from the last run on, then large pictures."""
+    paths = [str(examined / name) for name in ("hmm", "pairs", "hmm")]
+    out, sizes, moving, left_out = tmp_path / "page.html", [10**9], [], []
+    while len(sizes) < 3 or sizes[-1] < sizes[-2]:
+        monkeypatch.setattr(page, "MOST_BYTES", sizes[-1] - 1)
+        assert main(["report", *paths, "--out", str(out)]) == 0
+        text = out.read_text()
+        sizes.append(len(text.encode()))
+        moving.append(len(set(re.findall(r'class="view" [^>]*data-run="(\d)"', text))))
+        left_out.append(text.count("Left out to keep"))
+    assert moving[:4] == [3, 2, 1, 1] and moving == sorted(moving, reverse=True)
+    assert left_out[:3] == [0] * 3 and left_out == sorted(left_out)
+    assert moving[-1] == 0 and left_out[-1] > left_out[3] > 0

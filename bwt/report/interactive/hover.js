@@ -58,8 +58,8 @@ function axis(text, cell) {
 
 function ofMap(path, event) {
   const map = path.parentNode, at = inside(map, event), data = map.dataset;
-  const value = Math.pow(Number(path.getAttribute("fill-opacity")), 2) * Number(data.top);
-  return `${data.name}, ${axis(data.row, at.y)}, ${axis(data.column, at.x)}: about ${number(value)}`;
+  const value = Math.pow(Number(path.getAttribute("stroke-opacity")), 2) * Number(data.top);
+  return `${data.name}, ${axis(data.row, at.y + 0.5)}, ${axis(data.column, at.x)}: about ${number(value)}`;
 }
 
 function textAt(event) {
