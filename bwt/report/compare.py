@@ -12,6 +12,9 @@ from bwt.report.charts import Series
 from bwt.report.reading import Run
 from bwt.runs.config import TrainConfig
 
+GREY = 2  # the colour of what is there to compare with
+COLORS = [color for color in range(charts.NUM_COLORS) if color != GREY]
+
 
 def comparison(runs: Sequence[Run]) -> str:
     """One line a run, with floors and the paper's number."""
@@ -63,7 +66,8 @@ def overlays(runs: Sequence[Run]) -> list[Card]:
     if len(runs) < 2:
         return []
     cards = []
-    rows = [(r.name, _kl(r), i % charts.NUM_COLORS) for i, r in enumerate(runs)]
+    rows = [(r.name, _kl(r), _color(i)) for i, r in enumerate(runs)]
+    rows += [(name, kl, GREY) for name, kl in _best_floors(runs).items()]
     cards.append(
         Card(
             "compare",
@@ -71,7 +75,9 @@ def overlays(runs: Sequence[Run]) -> list[Card]:
             charts.dots(
                 rows, "KL of all runs", "KL to exact posterior / bits", width=640.0, above=True
             ),
-            "Comparable only within a task: tasks differ in how many bits there are to lose.",
+            "Below the runs, the best predictor that lacks an ability, for each task. Comparable "
+            "only within a task: tasks differ in how many bits there are to lose.",
+            wide=True,
         )
     )
     groups: dict[str, list[tuple[int, Run]]] = {}
@@ -79,7 +85,7 @@ def overlays(runs: Sequence[Run]) -> list[Card]:
         groups.setdefault(describe_task(run), []).append((i, run))
     for number, (task, same) in enumerate(groups.items()):
         if len(same) > 1:
-            series = [_kl_series(run, i % charts.NUM_COLORS) for i, run in same]
+            series = [_kl_series(run, _color(i)) for i, run in same]
             picture = charts.lines(
                 series, task, "step in the sequence", "KL to exact posterior / bits", log_y=True
             )
@@ -91,6 +97,21 @@ def overlays(runs: Sequence[Run]) -> list[Card]:
             title = f"Step by step: {same[0][1].config.task}"
             cards.append(Card(f"compare-{number}", title, picture, reading))
     return cards
+
+
+def _color(index: int) -> int:
+    """Of a run."""
+    return COLORS[index % len(COLORS)]
+
+
+def _best_floors(runs: Sequence[Run]) -> dict[str, Estimate]:
+    """For each task; those of tasks of one name are told apart by a number."""
+    floors: dict[str, Estimate] = {}
+    for run in {describe_task(run): run for run in runs}.values():
+        name = f"best floor of {run.config.task}, {run.evaluation.best_floor()}"
+        number = 1 + sum(other.startswith(name) for other in floors)
+        floors[name if number == 1 else f"{name} ({number})"] = run.evaluation.floor_kl()
+    return floors
 
 
 def _papers(config: TrainConfig) -> str:

@@ -58,7 +58,7 @@ _FIGURES = (
 _TABLES = (
     ".scroll{overflow-x:auto}"
     "table{border-collapse:collapse;font-size:.86rem;font-variant-numeric:tabular-nums;width:100%}"
-    "td.wrap{white-space:normal;min-width:7.5rem}"
+    "td.wrap{white-space:normal;min-width:9.5rem}"
     "th,td{padding:.35rem .5rem;text-align:right;white-space:nowrap;"
     "border-bottom:1px solid var(--rule)}"
     "th{color:var(--soft);font-weight:500;white-space:normal}#numbers{margin-top:1rem}th:first-child,td:first-child{text-align:left}"

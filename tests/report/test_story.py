@@ -9,6 +9,7 @@ import pytest
 from bwt.cli import main
 from bwt.report import charts, overview, page, reading, story
 from bwt.report.cards import table
+from bwt.report.compare import overlays
 
 
 @pytest.mark.parametrize("name", ["pairs", "hmm"])
@@ -87,3 +88,12 @@ def test_a_page_of_many_runs_fits(examined, tmp_path, monkeypatch):
     assert moving[:4] == [3, 2, 1, 1] and moving == sorted(moving, reverse=True)
     assert left_out[:3] == [0] * 3 and left_out == sorted(left_out)
     assert moving[-1] == 0 and left_out[-1] > left_out[3] > 0
+
+
+def test_several_runs_are_held_against_the_best_floor_of_each_task(examined):
+    runs = [reading.read(examined / name) for name in ("pairs", "hmm", "hmm")]
+    card, *_ = overlays(runs)
+    named = re.findall(r"best floor of (\w+), ([\w-]+)", card.picture)
+    assert set(named) == {(run.config.task, run.evaluation.best_floor()) for run in runs}
+    floors = re.findall(r'class="f2" data-tip="best floor', card.picture)
+    assert len(floors) == 2 and card.wide
