@@ -1,6 +1,6 @@
 """Results as Markdown and as one HTML page: a section for each study."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -11,6 +11,7 @@ from bwt.report.style import FIGURE_STYLE, PAGE_STYLE
 from bwt.report.words import plural
 from bwt.reproduce import figures
 from bwt.reproduce.figures import Figure
+from bwt.reproduce.names import in_words
 from bwt.reproduce.tables import READING, Table, build
 from bwt.runs.files import write_atomically, write_json
 
@@ -23,6 +24,7 @@ STYLE = (
     "nav{columns:2;max-width:50rem}nav a{display:block}"
 )
 FOLDED = "commands"  # long, and seldom read
+LONG = 40  # letters of a cell that gets a broader column
 
 
 @dataclass(frozen=True)
@@ -136,15 +138,28 @@ def _folded(table: Table) -> str:
 
 
 def _table(table: Table) -> str:
-    rows = [_row("th", table.header), *(_row("td", row) for row in table.rows)]
+    rows = [_row("th", map(_named, table.header))]
+    rows += [_row("td", (_named(row[0]), *map(escape, row[1:]))) for row in table.rows]
     notes = "".join(f'<p class="note">{escape(note)}</p>' for note in table.notes)
     return (
         f'<div class="scroll"><table id="table-{table.name}">{"".join(rows)}</table></div>{notes}'
     )
 
 
-def _row(tag: str, cells: list[str]) -> str:
-    return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+def _named(name: str) -> str:
+    """In words, with the name that it has in results.json under the pointer."""
+    text = in_words(name)
+    if text == name:
+        return escape(name)
+    return f'<span title="{escape(name)}">{escape(text)}</span>'
+
+
+def _row(tag: str, cells: Iterable[str]) -> str:
+    def shown(cell: str) -> str:
+        wrap = ' class="wrap"' if tag == "td" and len(cell) > LONG else ""
+        return f"<{tag}{wrap}>{cell}</{tag}>"
+
+    return f"<tr>{''.join(map(shown, cells))}</tr>"
 
 
 def write(out: Path, results: Results) -> None:

@@ -11,7 +11,7 @@ from bwt import paper, tasks
 from bwt.records.estimates import Estimate
 from bwt.records.results import Curve, StudyText
 from bwt.report import diagnostics
-from bwt.reproduce import studies, tables
+from bwt.reproduce import names, page, studies, tables
 from bwt.reproduce.tables import freezing
 from bwt.reproduce.tables.beside import beside
 from bwt.reproduce.tables.circumstances import circumstances
@@ -383,3 +383,15 @@ def test_tables_can_be_made_of_nothing():
     text = StudyText("shape", "Shape", "What?", "", False)
     empty = document(studies=[text])
     assert not any(x.rows for x in tables.build(empty))
+
+
+def test_every_number_of_the_diagnostics_has_a_name_in_words():
+    numbers = {name for shown in diagnostics.DIAGNOSTICS for name in shown.numbers}
+    assert numbers == names.NUMBERS.keys() and not numbers & names.METRICS.keys()
+
+
+def test_the_page_has_names_in_words_and_the_markdown_those_of_the_files():
+    found = document(cell(study="lookup"))
+    text = page.html(found)
+    assert '<th><span title="kl">KL / bits</span></th>' in text and "<th>kl</th>" not in text
+    assert "| kl |" in page.markdown(found)
