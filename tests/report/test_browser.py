@@ -102,6 +102,19 @@ def test_another_sequence_is_another_posterior(chromium, page):
     assert chromium.run(tokens) != before
 
 
+def test_a_model_without_attention_is_stepped_through_without_heads(chromium, tmp_path):
+    run, out = str(tmp_path / "run"), tmp_path / "page.html"
+    flags = "--model lstm --width 8 --length 4 --steps 4 --evaluations 2 --eval-sequences 16"
+    assert main(["train", "hmm", *flags.split(), "--out", run, "--batch-size", "2", "--json"]) == 0
+    assert main(["geometry", run, "--sequences", "16", "--json"]) == 0
+    assert main(["report", run, "--out", str(out)]) == 0
+    chromium.open(out)
+    choose(chromium, "steps", "step", 3)
+    assert told(chromium, "steps").startswith("Step 4 of 4 ")
+    assert not chromium.run(f"!!{view('steps', ' [name=head]')}")
+    assert {float(x) for x in attended(chromium)} == {0}
+
+
 def test_arrow_keys_step(chromium, page):
     chromium.open(page)
     choose(chromium, "steps", "step", 2)

@@ -1,6 +1,6 @@
 // Values under the pointer: of elements that carry a text, and of the figures by their scales.
 
-const tip = make("div", { class: "tip", role: "status", hidden: "" });
+const tip = make("div", {class: "tip", role: "status", hidden: ""});
 
 function place(event, text) {
   tip.hidden = !text;
@@ -22,12 +22,14 @@ function scale(text) {
 }
 
 function inside(element, event) {
-  return new DOMPoint(event.clientX, event.clientY).matrixTransform(element.getScreenCTM().inverse());
+  return new DOMPoint(event.clientX, event.clientY)
+      .matrixTransform(element.getScreenCTM().inverse());
 }
 
 // Vertices of "M1 2L3 4" and of "M1 2h0M3 4h0".
 function vertices(path) {
-  return [...path.getAttribute("d").matchAll(/[ML](-?[\d.]+) (-?[\d.]+)/g)].map((m) => [Number(m[1]), Number(m[2])]);
+  return [...path.getAttribute("d").matchAll(/[ML](-?[\d.]+) (-?[\d.]+)/g)].map(
+      (m) => [Number(m[1]), Number(m[2])]);
 }
 
 function nearest(figure, event) {
@@ -36,7 +38,8 @@ function nearest(figure, event) {
   for (const path of figure.querySelectorAll("path.line[data-name], path.dot")) {
     for (const [x, y] of vertices(path)) {
       const distance = Math.hypot(x - point.x, y - point.y);
-      if (distance < 16 && (!best || distance < best.distance)) best = { distance, x, y, name: path.dataset.name || "" };
+      if (distance < 16 && (!best || distance < best.distance))
+        best = {distance, x, y, name: path.dataset.name || ""};
     }
   }
   return best;
@@ -47,7 +50,8 @@ function ofFigure(figure, event) {
   if (!found) return "";
   const x = scale(figure.dataset.x)(found.x), names = figure.dataset.names;
   const where = names ? names.split("|")[Math.round(x)] : number(x);
-  return `${found.name ? found.name + ": " : ""}${number(scale(figure.dataset.y)(found.y))} at ${where}`;
+  return `${found.name ? found.name + ": " : ""}${number(scale(figure.dataset.y)(found.y))} at ${
+      where}`;
 }
 
 // "step in the sequence 1" -> the name of an axis, and the number of its first cell.
@@ -59,7 +63,8 @@ function axis(text, cell) {
 function ofMap(path, event) {
   const map = path.parentNode, at = inside(map, event), data = map.dataset;
   const value = Math.pow(Number(path.getAttribute("stroke-opacity")), 2) * Number(data.top);
-  return `${data.name}, ${axis(data.row, at.y + 0.5)}, ${axis(data.column, at.x)}: about ${number(value)}`;
+  return `${data.name}, ${axis(data.row, at.y + 0.5)}, ${axis(data.column, at.x)}: about ${
+      number(value)}`;
 }
 
 function textAt(event) {
@@ -75,7 +80,7 @@ function textAt(event) {
 function watchPointer() {
   document.body.append(tip);
   for (const kind of ["pointermove", "pointerdown"]) {
-    document.addEventListener(kind, (event) => place(event, textAt(event)), { passive: true });
+    document.addEventListener(kind, (event) => place(event, textAt(event)), {passive: true});
   }
-  document.addEventListener("scroll", () => place(null, ""), { passive: true });
+  document.addEventListener("scroll", () => place(null, ""), {passive: true});
 }

@@ -1,6 +1,10 @@
 // Fills the places that the page has left for views.
 
-const VIEWS = { steps: stepsView, states: statesView, training: trainingView };
+const VIEWS = {
+  steps: stepsView,
+  states: statesView,
+  training: trainingView
+};
 
 function start() {
   document.documentElement.classList.add("js");

@@ -1,6 +1,8 @@
 // States in three dimensions, turned by the pointer or by arrow keys.
 
-const RAMP = [[47, 109, 181], [107, 99, 184], [164, 86, 159], [209, 84, 111], [232, 113, 74], [237, 162, 60]];
+const RAMP = [
+  [47, 109, 181], [107, 99, 184], [164, 86, 159], [209, 84, 111], [232, 113, 74], [237, 162, 60]
+];
 
 function ramp(part) {
   const at = Math.min(0.9999, Math.max(0, part)) * (RAMP.length - 1), i = Math.floor(at);
@@ -27,33 +29,48 @@ function centred(cloud) {
 
 function statesView(place, data) {
   const names = Object.keys(data.clouds);
-  const start = { yaw: 0.6, pitch: 0.45 }, state = { cloud: names.length - 1, by: "entropy", ...start };
-  const canvas = make("canvas", { tabindex: 0, "aria-label": "States in three dimensions" });
-  const bar = make("p", { class: "ramp" });
+  const start = {yaw: 0.6, pitch: 0.45}, state = {cloud: names.length - 1, by: "entropy", ...start};
+  const canvas = make("canvas", {tabindex: 0, "aria-label": "States in three dimensions"});
+  const bar = make("p", {class: "ramp"});
   let points = [], shown = [];
 
-  const clouds = choice("states ", "cloud", names, (i) => { state.cloud = i; load(); });
+  const clouds = choice("states ", "cloud", names, (i) => {
+    state.cloud = i;
+    load();
+  });
   clouds.select.value = state.cloud;
-  const by = choice("colour ", "by", ["entropy", "step"], (i) => { state.by = ["entropy", "step"][i]; load(); });
-  const reset = button("reset", () => { Object.assign(state, start); paint(); });
-  place.append(make("div", { class: "controls" }, clouds.element, by.element, reset), canvas, bar);
+  const by = choice("colour ", "by", ["entropy", "step"], (i) => {
+    state.by = ["entropy", "step"][i];
+    load();
+  });
+  const reset = button("reset", () => {
+    Object.assign(state, start);
+    paint();
+  });
+  place.append(make("div", {class: "controls"}, clouds.element, by.element, reset), canvas, bar);
 
   function load() {
     points = centred(data.clouds[names[state.cloud]]);
     const values = data.clouds[names[state.cloud]][state.by];
     const unit = state.by === "entropy" ? " bits" : "";
-    bar.replaceChildren(`${state.by}: ${number(Math.min(...values))}${unit} `, make("span", {}), ` ${number(Math.max(...values))}${unit}`);
+    bar.replaceChildren(
+        `${state.by}: ${number(Math.min(...values))}${unit} `, make("span", {}),
+        ` ${number(Math.max(...values))}${unit}`);
     paint();
   }
 
   function paint() {
-    const width = place.clientWidth, height = Math.min(460, Math.max(260, width * 0.6)), ratio = devicePixelRatio || 1;
+    const width = place.clientWidth, height = Math.min(460, Math.max(260, width * 0.6)),
+          ratio = devicePixelRatio || 1;
     if (!width) return;
     canvas.width = width * ratio;
     canvas.height = height * ratio;
     canvas.style.height = `${height}px`;
     const context = canvas.getContext("2d"), size = Math.min(width * 0.4, height * 0.55);
-    const at = (p) => { const [x, y, z] = turned(p, state.yaw, state.pitch); return [width / 2 + size * x, height / 2 - size * y, z]; };
+    const at = (p) => {
+      const [x, y, z] = turned(p, state.yaw, state.pitch);
+      return [width / 2 + size * x, height / 2 - size * y, z];
+    };
     context.scale(ratio, ratio);
     axes(context, at);
     dots(context, at);
@@ -78,8 +95,8 @@ function statesView(place, data) {
   function dots(context, at) {
     const values = data.clouds[names[state.cloud]][state.by];
     const low = Math.min(...values), high = Math.max(...values);
-    shown = points.map((p, i) => ({ i, at: at(p) })).sort((a, b) => a.at[2] - b.at[2]);
-    for (const { i, at: [x, y, z] } of shown) {
+    shown = points.map((p, i) => ({i, at: at(p)})).sort((a, b) => a.at[2] - b.at[2]);
+    for (const {i, at: [x, y, z]} of shown) {
       context.globalAlpha = 0.55 + 0.2 * z;
       context.fillStyle = ramp(high > low ? (values[i] - low) / (high - low) : 0);
       context.beginPath();
@@ -97,16 +114,27 @@ function statesView(place, data) {
 
   function describe(event) {
     const box = canvas.getBoundingClientRect(), cloud = data.clouds[names[state.cloud]];
-    const near = (p) => Math.hypot(p.at[0] - event.clientX + box.left, p.at[1] - event.clientY + box.top);
+    const near = (p) =>
+        Math.hypot(p.at[0] - event.clientX + box.left, p.at[1] - event.clientY + box.top);
     const best = shown.reduce((a, b) => (a && near(a) <= near(b) ? a : b), null);
-    if (best && near(best) < 10) canvas.dataset.tip = `entropy ${number(cloud.entropy[best.i])} bits, step ${cloud.step[best.i]}`;
-    else delete canvas.dataset.tip;
+    if (best && near(best) < 10)
+      canvas.dataset.tip =
+          `entropy ${number(cloud.entropy[best.i])} bits, step ${cloud.step[best.i]}`;
+    else
+      delete canvas.dataset.tip;
   }
 
   let held = null;
-  canvas.addEventListener("pointerdown", (event) => { held = event; canvas.setPointerCapture(event.pointerId); });
-  canvas.addEventListener("pointerup", () => { held = null; });
-  canvas.addEventListener("pointercancel", () => { held = null; });
+  canvas.addEventListener("pointerdown", (event) => {
+    held = event;
+    canvas.setPointerCapture(event.pointerId);
+  });
+  canvas.addEventListener("pointerup", () => {
+    held = null;
+  });
+  canvas.addEventListener("pointercancel", () => {
+    held = null;
+  });
   canvas.addEventListener("pointermove", (event) => {
     describe(event);
     if (!held) return;
@@ -114,7 +142,9 @@ function statesView(place, data) {
     held = event;
   });
   canvas.addEventListener("keydown", (event) => {
-    const by = { ArrowLeft: [-0.1, 0], ArrowRight: [0.1, 0], ArrowUp: [0, -0.1], ArrowDown: [0, 0.1] }[event.key];
+    const by = {ArrowLeft: [-0.1, 0], ArrowRight: [0.1, 0], ArrowUp: [0, -0.1], ArrowDown: [
+                  0, 0.1
+                ]}[event.key];
     if (!by) return;
     event.preventDefault();
     turn(...by);
