@@ -82,7 +82,7 @@ function statesView(place, data) {
     context.strokeStyle = color("--rule");
     context.fillStyle = color("--soft");
     context.font = "12px system-ui, sans-serif";
-    [[1, 0, 0], [0, 1, 0], [0, 0, 1]].forEach((axis, k) => {
+    [[0.8, 0, 0], [0, 0.8, 0], [0, 0, 0.8]].forEach((axis, k) => {
       const end = at(axis);
       context.beginPath();
       context.moveTo(centre[0], centre[1]);
