@@ -4,13 +4,27 @@ import importlib
 
 __version__ = "0.1.0"
 
-__all__ = ["capture", "evaluate", "geometry", "models", "ops", "reference", "tasks", "train"]
+# Where the names live that are functions and not modules.
+_FUNCTIONS = {"capture": "bwt.taps", "load": "bwt.runs.loading", "patch": "bwt.taps"}
+
+__all__ = [
+    "capture",
+    "evaluate",
+    "geometry",
+    "load",
+    "models",
+    "ops",
+    "patch",
+    "reference",
+    "tasks",
+    "train",
+]
 
 
 def __getattr__(name: str):
-    # Subpackages load on first use: bwt.reference must not pay for torch.
-    if name == "capture":
-        return importlib.import_module("bwt.taps").capture
+    # Everything loads on first use: bwt.reference must not pay for torch.
+    if name in _FUNCTIONS:
+        return getattr(importlib.import_module(_FUNCTIONS[name]), name)
     if name in __all__:
         return importlib.import_module(f"bwt.{name}")
     raise AttributeError(f"module 'bwt' has no attribute {name!r}")

@@ -20,8 +20,9 @@ TOKENS = torch.arange(12).view(2, 6) % 7
 
 
 def leftovers(model):
-    attached = {"listeners", "changes"}
-    return [m for m in model.modules() if m._forward_hooks or attached & m.__dict__.keys()]
+    attached = {"listeners", "changes", "_doors"}
+    hooked = [m for m in model.modules() if m._forward_hooks or m._forward_pre_hooks]
+    return hooked + [m for m in model.modules() if attached & m.__dict__.keys()]
 
 
 def test_weights_are_those_of_the_queries_and_keys(model):
@@ -131,36 +132,3 @@ def test_a_compiled_model_is_captured_too(model):
         assert torch.equal(model(TOKENS), want)
     assert set(trace) == {"blocks.0.attn.weights", "blocks.1"}
     assert model._compiled_call_impl is compiled
-
-
-@pytest.mark.parametrize("tap", ["q", "k", "v", "out"])
-def test_the_model_goes_on_with_an_edited_value_and_a_capture_sees_it(model, tap):
-    name, plain = f"blocks.0.attn.{tap}", model(TOKENS)
-    with bwt.capture(model, "blocks.0.attn.*") as before:
-        model(TOKENS)
-    with taps.edited(model, name, lambda x: 2 * x), bwt.capture(model, "blocks.0.attn.*") as after:
-        changed = model(TOKENS)
-    assert torch.equal(after[name], 2 * before[name])
-    assert (changed - plain).abs().max() > 1e-4
-    assert leftovers(model) == [] and torch.equal(model(TOKENS), plain)
-
-
-def test_an_edit_reaches_a_compiled_model_and_edits_add_up(model):
-    with taps.edited(model, "blocks.1.mid", lambda x: 4 * x):
-        want = model(TOKENS)
-    model.compile(backend="eager")
-    compiled = model._compiled_call_impl
-    twice = [taps.edited(model, "blocks.1.mid", lambda x: 2 * x) for _ in range(2)]
-    with twice[0], twice[1]:
-        torch.testing.assert_close(model(TOKENS), want)
-    assert model._compiled_call_impl is compiled and leftovers(model) == []
-
-
-@pytest.mark.parametrize("name", ["blocks.0.attn.weights", "blocks.9.attn.k", "blocks.0", ""])
-def test_what_cannot_be_edited_is_refused(model, name):
-    with (
-        pytest.raises(ValueError, match=r"could be changed; this model has: .*blocks\.0\.attn\.k,"),
-        taps.edited(model, name, lambda x: x),
-    ):
-        pass
-    assert leftovers(model) == []

@@ -14,7 +14,6 @@ had to do without might find another way, see the model option `keys`.
 """
 
 from collections.abc import Callable
-from contextlib import ExitStack
 
 import torch
 from torch import Tensor
@@ -65,10 +64,8 @@ def edit_keys(subject: Subject, tick: Callable[[], None] = lambda: None) -> list
 def _predict(intact: Recording, layer: int | None, change: taps.Change) -> Tensor:
     model = intact.subject.model
     if layer is not None:
-        return intact.predict_within(layer, taps.edited(model, f"blocks.{layer}.attn.k", change))
-    with ExitStack() as stack:
-        for i in _attending(intact.subject):
-            stack.enter_context(taps.edited(model, f"blocks.{i}.attn.k", change))
+        return intact.predict_within(layer, taps.patch(model, {f"blocks.{layer}.attn.k": change}))
+    with taps.patch(model, {"blocks.*.attn.k": change}):
         return intact.subject.predict()
 
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from bwt.models.parts import Embedding, Head, Shape, at
+from bwt.models.parts import Embedding, Head, Shape, at, watched
 from bwt.models.parts import Model as Base
 from bwt.options import check_options, option
 
@@ -81,7 +81,7 @@ class Model(Base):
         self, tokens: Tensor, features: Tensor | None = None, positions: Tensor | None = None
     ) -> Tensor:
         x = self.embed(tokens, features)
-        if any(layer._forward_hooks for layer in self.blocks):
+        if watched(*self.blocks):
             for layer in self.blocks:
                 x = layer(x)
         else:

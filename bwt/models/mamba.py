@@ -127,7 +127,7 @@ class Mixer(Tapped):
     # state [B, T, C, N] after each position; delta [B, T, C], the step sizes;
     # B, C [B, T, N]: what enters and leaves the states; gate [B, T, C]
     taps = ("state", "delta", "B", "C", "gate")
-    reported = ("state", "delta", "B", "C")
+    reported = ("state", "delta")
 
     def __init__(self, options: Options, gain: float):
         super().__init__()
@@ -150,7 +150,7 @@ class Mixer(Tapped):
         u = functional.silu(self.conv(u))
         step, B, C = self.select(u).split(self.sizes, -1)
         delta, A = self.step(step), -self.log_rate.exp()
-        self.tap("B", B), self.tap("C", C)
+        B, C = self.tap("B", B), self.tap("C", C)
         if "delta" in self.listeners:
             self.tap("delta", functional.softplus(delta))
         if "state" in self.listeners:

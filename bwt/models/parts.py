@@ -104,10 +104,12 @@ def shift_mix(width: int, span: int) -> nn.Parameter:
     return nn.Parameter(torch.stack([(j * channels) % 1.0 for j in range(1, span + 1)]))
 
 
-class Embedding(nn.Module):
+class Embedding(Tapped):
     """Features and tokens -> [B, F + L, width]. Each feature has a place of its own in the header,
     told by a learned vector; tokens get learned positions if asked for, from a table that may be
     longer than the sequences of training. shift: each position also sees so many before it."""
+
+    taps = ("token",)  # [B, L, width], of tokens alone
 
     def __init__(
         self, shape: Shape, width: int, *, positions: bool, table: int = 0, shift: int = 0
@@ -124,7 +126,7 @@ class Embedding(nn.Module):
         self.mix = shift_mix(width, shift) if shift else None
 
     def forward(self, tokens: Tensor, features: Tensor | None) -> Tensor:
-        x = functional.embedding(tokens, self.tokens)
+        x = self.tap("token", functional.embedding(tokens, self.tokens))
         if self.positions is not None:
             if x.shape[1] > len(self.positions):
                 raise ValueError(

@@ -1,5 +1,6 @@
 """A pre-norm transformer whose attention can be looked into at no cost to those who do not."""
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -104,7 +105,7 @@ class Rotary(nn.Module):
 class Attention(Tapped):
     # q, k, v, out: [B, H, T, D]; weights [B, H, T, T]; entropy [B, H, T] in bits
     taps = ("q", "k", "v", "weights", "entropy", "out")
-    reported = ("weights", "entropy")
+    reported = ("entropy",)
 
     def __init__(self, options: Options, gain: float):
         super().__init__()
@@ -121,13 +122,24 @@ class Attention(Tapped):
         if self.rotary is not None:
             q, k = (y.transpose(1, 2) for y in self.rotary(qkv[:, :, :2]).unbind(2))
         q, k, v = self.tap("q", q), self.tap("k", k), self.tap("v", v)
+        attend = self.attend_as_changed if "weights" in self.changes else self.attend
+        out = self.tap("out", attend(q, k, v))
+        # The native kernel lays it out as [B, T, H, D]: merging the heads moves nothing.
+        return self.proj(at(out.transpose(1, 2).flatten(2), positions))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         wanted = [name for name in ("weights", "entropy") if name in self.listeners]
         result = ops.attention(q, k, v, capture=wanted)
         for name in wanted:
             self.tap(name, getattr(result, name))
-        out = self.tap("out", result.out)
-        # The native kernel lays it out as [B, T, H, D]: merging the heads moves nothing.
-        return self.proj(at(out.transpose(1, 2).flatten(2), positions))
+        return result.out
+
+    def attend_as_changed(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """By weights that somebody changes: the fused kernel has none to change."""
+        weights = self.tap("weights", ops.attention(q, k, v, capture=("weights",)).weights)
+        if "entropy" in self.listeners:
+            self.tap("entropy", torch.special.entr(weights).sum(-1) / math.log(2))
+        return weights @ v
 
 
 class Block(Tapped):

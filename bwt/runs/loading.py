@@ -1,6 +1,7 @@
 """A trained model back from its run directory."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -21,13 +22,37 @@ def build_model(config: TrainConfig, task: Task) -> nn.Module:
         return models.build_for(task, config.model, **config.model_options)
 
 
-def load(path: str | Path, step: int | None = None, device: str | torch.device = "cpu"):
-    """(task, model, config) of a run, with the weights of a step, by default the last one."""
+class Loaded(NamedTuple):
+    task: Task
+    model: nn.Module  # in evaluation mode
+    config: TrainConfig
+
+
+def load(path: str | Path, step: int | None = None, device: str | torch.device = "cpu") -> Loaded:
+    """What a run has trained: its task, its model and its configuration.
+
+    Args:
+        path: the run directory.
+        step: of the weights, by default the last one that was saved.
+        device: where the model goes.
+
+    Raises:
+        RunError: it is not a run directory, or one that is damaged.
+
+    >>> import bwt, tempfile
+    >>> out = tempfile.mkdtemp() + "/run"
+    >>> settings = dict(steps=2, evaluations=1, eval_sequences=8)
+    >>> config = bwt.train.TrainConfig("bijection", task_options={"num_symbols": 4}, **settings)
+    >>> result = bwt.train.train(config, out, quiet=True, say=lambda line: None)
+    >>> task, model, config = bwt.load(out)
+    >>> task.name, task.num_symbols, config.steps
+    ('bijection', 4, 2)
+    """
     run = RunDirectory.open(path)
     config, task = read_config(run)
     model = build_model(config, task).to(device)
     checkpoints.fill(run, model, checkpoints.load_weights(run, step, device))
-    return task, model.eval(), config
+    return Loaded(task, model.eval(), config)
 
 
 def read_config(run: RunDirectory) -> tuple[TrainConfig, Task]:

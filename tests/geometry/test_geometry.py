@@ -358,7 +358,7 @@ def sharp(**options):
 
 
 def predicted(subject, edit, layer):
-    with taps.edited(subject.model, f"blocks.{layer}.attn.k", key_edits.EDITS[edit]):
+    with taps.patch(subject.model, {f"blocks.{layer}.attn.k": key_edits.EDITS[edit]}):
         return subject.predict()
 
 

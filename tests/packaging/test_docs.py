@@ -10,7 +10,7 @@ from nvcc import ROOT
 MODULES = [f"bwt.ops.{path.stem}" for path in (ROOT / "bwt/ops").glob("[a-z]*.py")]
 
 
-@pytest.mark.parametrize("name", [*MODULES, "bwt.taps"])
+@pytest.mark.parametrize("name", [*MODULES, "bwt.runs.loading", "bwt.taps"])
 def test_docstring_examples(name):
     # bwt.ops.<op> is the function; the module has to be asked for by name.
     module = importlib.import_module(name)
