@@ -19,7 +19,7 @@ from bwt.geometry.intervene import Edit
 from bwt.geometry.key_edits import EDITS, edit_keys, places
 from bwt.geometry.recording import Recording
 from bwt.geometry.stats import estimate
-from bwt.geometry.subject import Subject, blocks, is_residual
+from bwt.geometry.subject import Subject, attends, blocks, is_residual
 from bwt.models.lstm import Layer
 from bwt.records.geometry import AblatedPart, Ablation
 
@@ -41,12 +41,19 @@ def units(model: nn.Module) -> Iterator[Unit]:
             yield from (Unit(i, part, None, f"blocks.{i}") for part in ("layer", "memory"))
             continue
         yield Unit(i, "block", None, f"blocks.{i}")
-        parts = [name for name, _ in block.named_children() if not name.startswith("norm")]
+        parts = [name for name, part in block.named_children() if _gives_a_tensor(name, part)]
         for part in parts:
             yield Unit(i, part, None, f"blocks.{i}.{part}")
-        if "attn" in parts:
+        if attends(block):
             for head in range(block.attn.heads):
                 yield Unit(i, "head", head, f"blocks.{i}.attn.proj")
+
+
+def _gives_a_tensor(name: str, part: nn.Module) -> bool:
+    """And more than a norm. Lists are never called, and some modules of torch return several."""
+    called = type(part).forward is not nn.Module.forward
+    several = isinstance(part, (nn.RNNBase, nn.MultiheadAttention))
+    return called and not several and not name.startswith("norm")
 
 
 def edit_for(unit: Unit, mode: str, heads: int = 1) -> Edit:

@@ -21,7 +21,14 @@ from bwt.geometry.lengths import lengths
 from bwt.geometry.lens import lens
 from bwt.geometry.manifold import manifold
 from bwt.geometry.probes import probes
-from bwt.geometry.subject import Subject, has_attention
+from bwt.geometry.subject import (
+    Subject,
+    has_attention,
+    lacks_blocks,
+    lacks_head,
+    lacks_norm,
+    lacks_states,
+)
 from bwt.records import geometry as records
 from bwt.records.base import Record
 
@@ -49,6 +56,8 @@ class Diagnostic:
     record: type[Record]
     compute: Callable[[Opened, Bar], Record]
     applies: Callable[[nn.Module], bool] = lambda model: True
+    # What a model of another package may lack, in words; the section says so then.
+    lacks: Callable[[nn.Module], str | None] = lambda model: None
     work: Callable[[Opened], int] = lambda opened: 1  # ticks of the bar
 
 
@@ -67,10 +76,25 @@ LOOKING = (
         lambda x, bar: attention(x.subject, x.untrained),
         has_attention,
     ),
-    Diagnostic("manifold", records.Manifold, lambda x, bar: manifold(x.subject, x.untrained)),
-    Diagnostic("probes", records.Probes, lambda x, bar: probes(x.subject, x.untrained)),
-    Diagnostic("lens", records.Lens, lambda x, bar: lens(x.subject, x.untrained)),
-    Diagnostic("clusters", records.Clusters, lambda x, bar: clusters(x.subject, x.untrained)),
+    Diagnostic(
+        "manifold",
+        records.Manifold,
+        lambda x, bar: manifold(x.subject, x.untrained),
+        lacks=lacks_states,
+    ),
+    Diagnostic(
+        "probes",
+        records.Probes,
+        lambda x, bar: probes(x.subject, x.untrained),
+        lacks=lacks_states,
+    ),
+    Diagnostic("lens", records.Lens, lambda x, bar: lens(x.subject, x.untrained), lacks=lacks_head),
+    Diagnostic(
+        "clusters",
+        records.Clusters,
+        lambda x, bar: clusters(x.subject, x.untrained),
+        lacks=lacks_norm,
+    ),
     Diagnostic("lengths", records.Lengths, _lengths),
     Diagnostic(
         "formation",
@@ -83,6 +107,7 @@ LOOKING = (
         "dissociation",
         records.Dissociation,
         lambda x, bar: dissociation(x.few, x.steps, x.load, bar.tick, x.decay),
+        lacks=lacks_states,
         work=lambda x: len(x.steps),
     ),
 )
@@ -92,12 +117,14 @@ CHANGING = (
         "ablation",
         records.Ablation,
         lambda x, bar: ablation.ablation(x.subject, bar),
+        lacks=lacks_blocks,
         work=lambda x: ablation.work(x.subject),
     ),
     Diagnostic(
         "splice",
         records.Splice,
         lambda x, bar: splice.splice(x.subject, bar.tick),
+        lacks=lacks_blocks,
         work=lambda x: splice.work(x.subject),
     ),
 )

@@ -14,7 +14,7 @@ from bwt.geometry.diagnostics import CHANGING, LOOKING, Diagnostic, Opened
 from bwt.geometry.subject import SEED, Subject
 from bwt.options import check_sequences
 from bwt.records.base import Record
-from bwt.records.geometry import Geometry
+from bwt.records.geometry import Geometry, Skipped
 from bwt.runs import checkpoints
 from bwt.runs.device import local_device
 from bwt.runs.directory import RunDirectory
@@ -57,7 +57,10 @@ def _diagnose(diagnostics: Sequence[Diagnostic], opened: Opened, quiet: bool) ->
     sections, done = {}, 0
     for diagnostic in chosen:
         bar.show(diagnostic.name)
-        sections[diagnostic.name] = diagnostic.compute(opened, bar)
+        lacking = diagnostic.lacks(opened.subject.model)
+        sections[diagnostic.name] = (
+            diagnostic.compute(opened, bar) if lacking is None else Skipped(lacking)
+        )
         done += diagnostic.work(opened)
         bar.reach(done)
     bar.clear()

@@ -28,7 +28,9 @@ def formation(
     """load: gives the model as it was at a step."""
     if subject.task.pairs is None:
         return Skipped("the task has no pairs of keys and values to look up")
-    matching = subject.task.roles(subject.batch)["matching"]  # [B, P, T]
+    matching = subject.task.roles(subject.batch).get("matching")  # [B, P, T]
+    if matching is None:
+        return Skipped("the task has no group `matching`, of the pairs that answer a question")
     known = matching.any(-1)
     if not bool(known.any()):
         return Skipped("no key is asked about that was shown before")

@@ -21,7 +21,7 @@ from torch import Tensor
 from bwt import taps
 from bwt.geometry.recording import Recording
 from bwt.geometry.stats import estimate
-from bwt.geometry.subject import Subject, blocks
+from bwt.geometry.subject import Subject, attends, blocks
 from bwt.records.geometry import KeyEdit
 
 SEED = 0
@@ -70,7 +70,7 @@ def _predict(intact: Recording, layer: int | None, change: taps.Change) -> Tenso
 
 
 def _attending(subject: Subject) -> list[int]:
-    return [i for i, block in enumerate(blocks(subject.model)) if hasattr(block, "attn")]
+    return [i for i, block in enumerate(blocks(subject.model)) if attends(block)]
 
 
 def places(subject: Subject) -> list[int | None]:

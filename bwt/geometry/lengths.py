@@ -13,6 +13,8 @@ def lengths(
     task: Task, model: nn.Module, sequences: int, *, seed: int, device="cpu"
 ) -> Lengths | Skipped:
     """KL and entropy error by position on longer sequences, or the reason why there are none."""
+    if task.length_option is None:
+        return Skipped(f"sequences of {task.name} have one length")
     trained = getattr(task, task.length_option)
     try:
         longer = task.with_length(round(STRETCH * trained))

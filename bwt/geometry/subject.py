@@ -1,5 +1,6 @@
 """What is examined: a model, fresh sequences, and the exact answers to them."""
 
+import inspect
 from dataclasses import dataclass
 
 import torch
@@ -116,5 +117,37 @@ def is_residual(block: nn.Module) -> bool:
     return getattr(block, "residual", True)
 
 
+def attends(block: nn.Module) -> bool:
+    """Whether it has attention that can be looked into, as ours can."""
+    return "weights" in getattr(getattr(block, "attn", None), "taps", ())
+
+
 def has_attention(model: nn.Module) -> bool:
-    return any(hasattr(block, "attn") for block in blocks(model))
+    return bool(blocks(model)) and all(attends(block) for block in blocks(model))
+
+
+def lacks_states(model: nn.Module) -> str | None:
+    """Why there are no states to look at, if so."""
+    hidden = blocks(model) or "hidden" in taps.names(model)
+    if hasattr(model, "embed") and hidden:
+        return None
+    return "the model has no modules `embed` and `blocks`, whose outputs are its states"
+
+
+def lacks_blocks(model: nn.Module) -> str | None:
+    if hasattr(model, "embed") and blocks(model):
+        return None
+    return "the model has no modules `embed` and `blocks`, which could be changed"
+
+
+def lacks_head(model: nn.Module) -> str | None:
+    head = getattr(model, "head", None)
+    if head is not None and len(inspect.signature(head.forward).parameters) == 2:
+        return lacks_states(model)
+    return "the model has no head(x, embed) that could be applied to earlier states"
+
+
+def lacks_norm(model: nn.Module) -> str | None:
+    if "head.norm" in taps.names(model):
+        return None
+    return "the model has no module `head.norm`, in front of which beliefs lie"

@@ -3,30 +3,106 @@
 A model is called as `model(tokens [B, L], features [B, F, W] | None, positions [P] | None)` and
 returns logits [B, P, num_outcomes] (P = F + L if no positions are given). Features come before the
 tokens; positions count both. Position t sees positions 0..t only.
+
+`register` adds one: see `Model` for what it has to define, and examples/own_model.py for a whole
+one.
 """
 
-import importlib
+import dataclasses
 import os
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar, overload
 
 import torch
-from torch import nn
 
 from bwt import options as option_values
+from bwt.models.parts import Model, Shape
+from bwt.registry import Registry
 
-# name -> module in this package; each has `Options` (a frozen dataclass) and `Model`.
-MODELS = ("transformer", "mamba", "lstm", "mlp")
+__all__ = [
+    "MODELS",
+    "OWN",
+    "Model",
+    "Shape",
+    "build",
+    "build_for",
+    "check_memory",
+    "match_parameters",
+    "matchable",
+    "options_class",
+    "register",
+]
 
 
-def _module(name: str):
-    if name not in MODELS:
-        raise ValueError(f"no model {name!r}; choose one of {', '.join(MODELS)}")
-    return importlib.import_module(f"bwt.models.{name}")
+class Sizes(Protocol):
+    """What a model has to know of a task."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def num_outcomes(self) -> int: ...
+    @property
+    def seq_len(self) -> int: ...
+    @property
+    def feature_width(self) -> int: ...
+    @property
+    def num_features(self) -> int: ...
+
+
+ModelClass = TypeVar("ModelClass", bound=type[Model])
+
+
+def _check(name: str, cls: type) -> None:
+    if not (isinstance(cls, type) and issubclass(cls, Model)):
+        raise ValueError(f"model {name}: {cls!r} is not a subclass of bwt.models.Model")
+    options = getattr(cls, "options_class", None)
+    if not (isinstance(options, type) and dataclasses.is_dataclass(options)):
+        raise ValueError(
+            f"model {name}: {cls.__name__}.options_class is not a dataclass of options"
+        )
+    if any(
+        field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        for field in dataclasses.fields(options)
+    ):
+        raise ValueError(f"model {name}: every option needs a default (bwt.options.option)")
+
+
+OWN = ("transformer", "mamba", "lstm", "mlp")
+# Loaded when they are asked for. Those of packages and those that are registered are found in it
+# as well.
+MODELS = Registry("model", {name: f"bwt.models.{name}:Model" for name in OWN}, _check)
+
+
+@overload
+def register(name: str, cls: ModelClass) -> ModelClass: ...
+@overload
+def register(name: str, cls: None = None) -> Callable[[ModelClass], ModelClass]: ...
+def register(name: str, cls: Any = None) -> Any:
+    """Makes a model known by a name, to `bwt train --model` and all that follows. Also as a
+    decorator: `@bwt.models.register("gru")`. An installed package needs no call, see
+    bwt/registry.py.
+
+    Raises:
+        ValueError: the name is taken, or the class is not a model.
+
+    >>> import bwt
+    >>> from bwt.models.mlp import Model
+    >>> class Narrow(Model):
+    ...     pass
+    >>> _ = bwt.models.register("narrow-mlp", Narrow)
+    >>> bwt.models.build("narrow-mlp", vocab_size=4, num_outcomes=2, seq_len=3, width=8).__class__
+    <class 'bwt.models.Narrow'>
+    """
+    return MODELS.register(name, cls)
 
 
 def options_class(name: str) -> type:
-    """The dataclass of a model's options."""
-    return _module(name).Options
+    """The dataclass of a model's options.
+
+    Raises:
+        ValueError: there is no such model.
+    """
+    return MODELS[name].options_class
 
 
 def build(
@@ -38,7 +114,7 @@ def build(
     feature_width: int = 0,
     num_features: int = 0,
     **options: Any,
-) -> nn.Module:
+) -> Model:
     """The model `name`, with random weights from torch's global generator.
 
     Args:
@@ -48,16 +124,18 @@ def build(
 
     Raises:
         ValueError: an unknown model or option, or sizes that do not fit.
+
+    >>> import torch, bwt
+    >>> model = bwt.models.build("transformer", vocab_size=4, num_outcomes=2, seq_len=3)
+    >>> model(torch.tensor([[0, 1, 2]])).shape
+    torch.Size([1, 3, 2])
     """
-    module = _module(name)
-    chosen = option_values.build(module.Options, options, f"model {name}")
-    from bwt.models.parts import Shape
-
+    chosen = option_values.build(options_class(name), options, f"model {name}")
     shape = Shape(vocab_size, num_outcomes, seq_len, feature_width, num_features)
-    return module.Model(shape, chosen)
+    return MODELS[name](shape, chosen)
 
 
-def build_for(task, name: str, **options: Any) -> nn.Module:
+def build_for(task: Sizes, name: str, **options: Any) -> Model:
     """`build` with the sizes of a task."""
     return build(
         name,
@@ -70,7 +148,7 @@ def build_for(task, name: str, **options: Any) -> nn.Module:
     )
 
 
-def check_memory(task, name: str, options: dict[str, Any]) -> None:
+def check_memory(task: Sizes, name: str, options: dict[str, Any]) -> None:
     """
     Raises:
         ValueError: the weights of the model alone are more than the machine has memory for.
@@ -85,7 +163,15 @@ def check_memory(task, name: str, options: dict[str, Any]) -> None:
         )
 
 
-def match_parameters(name: str, task, target: int, **options: Any) -> dict[str, Any]:
+def matchable(name: str) -> bool:
+    """Whether `match_parameters` knows what it may change: a model of another package need not have
+    such options."""
+    options = options_class(name)
+    wanted = ("width", "width_step", "SECOND_SIZE", "second_size")
+    return all(hasattr(options, attribute) for attribute in wanted)
+
+
+def match_parameters(name: str, task: Sizes, target: int, **options: Any) -> dict[str, Any]:
     """The options with which model `name` has `target` parameters on this task, within 1%.
 
     The width is the largest that does not exceed the target; the rest goes to the model's second

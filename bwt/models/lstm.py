@@ -67,6 +67,7 @@ class Layer(nn.Module):
 class Model(Base):
     """The stack runs as a whole; layer by layer only if somebody looks into one or changes it."""
 
+    options_class = Options
     taps = ("hidden", "logits")  # [B, T, width] of the last layer; [B, P, O]
 
     def __init__(self, shape: Shape, options: Options):

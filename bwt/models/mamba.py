@@ -186,6 +186,7 @@ class Block(nn.Module):
 class Model(Base):
     """Nothing after the last block's scan is computed at positions not asked for."""
 
+    options_class = Options
     taps = ("logits",)
 
     def __init__(self, shape: Shape, options: Options):

@@ -83,6 +83,7 @@ class Prefix(nn.Module):
 
 
 class Model(Base):
+    options_class = Options
     taps = ("logits",)
 
     def __init__(self, shape: Shape, options: Options):

@@ -1,7 +1,7 @@
 """What the models share: sizes, norms, the input embedding, the head."""
 
 import math
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -237,7 +237,26 @@ def through(blocks: nn.ModuleList, x: Tensor, positions: Tensor | None = None) -
 
 
 class Model(Tapped):
-    """Base of all models."""
+    """Base of all models.
+
+    A model has to define `options_class`, a frozen dataclass whose fields are made by
+    `bwt.options.option` (they become flags of `bwt train`), `__init__(shape, options)` and
+    `forward(tokens, features=None, positions=None)`, see bwt/models/__init__.py. What more it may
+    have, and what looks at it (without it, that is left out, with the reason):
+
+        embed, blocks   modules: the input [B, T, C], and a ModuleList of layers [B, T, C] ->
+                        [B, T, C] that add to it: manifold, probes, dissociation, ablation, splice.
+                        `residual = False` in a layer says that its output takes the place of its
+                        input
+        head(x, embed)  logits of the last states: lens; its `norm`: clusters
+        blocks.*.attn   with the taps, the `heads` and the `size` of our attention: keys, attention,
+                        formation
+        taps            names of values inside that it offers by `self.tap(name, value)`
+        width, width_step, SECOND_SIZE, second_size   of the options: to give it as many parameters
+                        as a transformer has
+    """
+
+    options_class: ClassVar[type]
 
     @property
     def num_parameters(self) -> int:

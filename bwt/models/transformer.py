@@ -183,6 +183,7 @@ class Model(Base):
     """Nothing after the last block's attention is computed at positions not asked for; what is
     captured there has P instead of T positions then."""
 
+    options_class = Options
     taps = ("logits",)
 
     def __init__(self, shape: Shape, options: Options):

@@ -546,14 +546,14 @@ class Geometry(Document):
     examples: Examples | None = None
     keys: Keys | Skipped | None = None
     attention: Attention | None = None
-    manifold: Manifold | None = None
-    probes: Probes | None = None
+    manifold: Manifold | Skipped | None = None
+    probes: Probes | Skipped | None = None
     lens: Lens | Skipped | None = None
     clusters: Clusters | Skipped | None = None
     formation: Formation | Skipped | None = None
     dissociation: Dissociation | Skipped | None = None
     lengths: Lengths | Skipped | None = None
-    ablation: Ablation | None = None
+    ablation: Ablation | Skipped | None = None
     splice: Splice | Skipped | None = None
 
     SCHEMA: ClassVar[int] = 1

@@ -126,6 +126,12 @@ class RunDirectory:
     def read_config(self) -> dict[str, Any]:
         return read_object(self.path / "config.json")
 
+    def registered(self) -> dict[str, str]:
+        """What has to be imported to know the "task" or the "model" of this run, where they are not
+        ours."""
+        found = read_object(self.path / "environment.json", {}).get("registered", {})
+        return found if isinstance(found, dict) else {}
+
     def append_metrics(self, row: MetricsRow) -> None:
         path = self.path / "metrics.jsonl"
         try:

@@ -15,7 +15,7 @@ from bwt.ops import _dispatch, _library
 
 PACKAGES = ("torch", "triton", "numpy", "scipy", "safetensors")
 _QUIETLY = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-VARIABLES = ("BWT_BACKEND", "BWT_SIMD", "BWT_CUDA", "BWT_DEBUG", "TRITON_INTERPRET")
+VARIABLES = ("BWT_BACKEND", "BWT_SIMD", "BWT_CUDA", "BWT_DEBUG", "TRITON_INTERPRET", "BWT_IMPORT")
 
 
 def collect() -> dict[str, Any]:

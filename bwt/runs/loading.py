@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from bwt import models, tasks
+from bwt import models, registry, tasks
 from bwt.runs import checkpoints
 from bwt.runs.config import TrainConfig
 from bwt.runs.directory import RunDirectory
@@ -62,6 +62,7 @@ def read_config(run: RunDirectory) -> tuple[TrainConfig, Task]:
     """
     try:
         config = TrainConfig.from_json(run.read_config())
+        _check_known(run, config)
         task = tasks.get(config.task, **config.task_options)
         models.check_memory(task, config.model, config.model_options)
         return config, task
@@ -69,3 +70,20 @@ def read_config(run: RunDirectory) -> tuple[TrainConfig, Task]:
         raise
     except ValueError as error:
         raise RunError(f"{run.path / 'config.json'}: {error}") from error
+
+
+def _check_known(run: RunDirectory, config: TrainConfig) -> None:
+    """
+    Raises:
+        ValueError: the task or the model is not registered; it says what to import.
+    """
+    for kind, name, known in (
+        ("task", config.task, tasks.TASKS),
+        ("model", config.model, models.MODELS),
+    ):
+        source = run.registered().get(kind) if name not in known else None
+        if source is not None:
+            raise ValueError(
+                f"{kind} {name!r} is not known here; it was registered by {source}: import that "
+                f"first, or set {registry.VARIABLE}={source}"
+            )

@@ -102,10 +102,10 @@ def resolve(
 ) -> TrainConfig:
     """The configuration of a preset with some settings changed. A model other than the transformer
     gets as many parameters as the preset's transformer has, unless its width is given, by the
-    preset or by the caller."""
+    preset or by the caller, or it has none that could be changed for that."""
     built = tasks.get(task, **{**preset_task(preset_name, task), **(task_options or {})})
     options = {**preset_model(preset_name, task, model), **(model_options or {})}
-    if model != "transformer" and "width" not in options:
+    if model != "transformer" and "width" not in options and models.matchable(model):
         sizes = preset_model(preset_name, task)
         options = dict(_matched(built, model, tuple(sizes.items()), tuple(options.items())))
     return TrainConfig(

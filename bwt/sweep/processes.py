@@ -10,6 +10,7 @@ from pathlib import Path
 
 from bwt.sweep.cells import Cell, Command
 from bwt.sweep.stacks import Stack
+from bwt.sweep.workers import registered_here
 
 
 class Processes:
@@ -27,14 +28,14 @@ class Processes:
         words = cell.next_words()
         slot = self.slots.pop()
         visible = {} if slot is None else {"CUDA_VISIBLE_DEVICES": slot}
-        count = str(self.threads)
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(self.threads))
         with open(log, "ab") as file:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "bwt", *words],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
-                env={**os.environ, "OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, **visible},
+                env={**os.environ, **threads, **visible, **registered_here()},
                 # Ctrl-C is passed on by us, once; the lock lives as long as any of them.
                 start_new_session=True,
                 pass_fds=(lock,),

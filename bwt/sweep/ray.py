@@ -15,6 +15,7 @@ from typing import Any
 
 from bwt.sweep.cells import Cell, Command
 from bwt.sweep.stacks import Stack
+from bwt.sweep.workers import registered_here
 
 BwtCommand = Callable[[list[str]], int]  # arguments of `bwt` -> its exit code
 
@@ -53,13 +54,13 @@ class RayTasks:
             ray.init(address=address, log_to_driver=False, logging_level="error")
         except OSError as error:
             raise ValueError(f"--ray: no cluster answers at {address}") from error
-        count = str(threads)
+        variables = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
         self.task = ray.remote(
             num_cpus=threads,
             num_gpus=1 if ray.cluster_resources().get("GPU") else 0,
             max_retries=RETRIES,
             max_calls=1,  # a process for each cell: threads and memory start afresh
-            runtime_env={"env_vars": {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count}},
+            runtime_env={"env_vars": {**variables, **registered_here()}},
         )(work)
         self.running: dict[int, Any] = {}
 

@@ -1,8 +1,10 @@
 """What a sweep asks of whatever runs its cells."""
 
+import os
 from pathlib import Path
 from typing import Any, Protocol
 
+from bwt import models, registry, tasks
 from bwt.sweep.cells import Cell, Command
 from bwt.sweep.stacks import Stack
 
@@ -29,3 +31,10 @@ class Workers(Protocol):
 
     def stop(self, hard: bool) -> None:
         """All that run: asked to save themselves, or ended."""
+
+
+def registered_here() -> dict[str, str]:
+    """What makes other processes know the tasks and models that were registered in this one."""
+    words = [*registry.sources(tasks.TASKS), *registry.sources(models.MODELS)]
+    words = dict.fromkeys([*filter(None, os.environ.get(registry.VARIABLE, "").split(",")), *words])
+    return {registry.VARIABLE: ",".join(words)} if words else {}

@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 import math
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -42,10 +42,29 @@ class Addresses(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Task(abc.ABC):
-    """A family of sequences with a known posterior. The fields are the options of the family."""
+    """A family of sequences with a known posterior. The fields are the options of the family.
 
-    name: ClassVar[str]
-    length_option: ClassVar[str]
+    A task has to define `vocab_size`, `num_outcomes`, `seq_len`, `positions_on`, `draw` and
+    `posterior`. All else has a default, and what is left at it is left out where it is needed, with
+    the reason:
+
+        length_option    the field that makes sequences longer: `bwt eval --length`, lengths
+        hypothesis_bits  whether a model could know the task by heart
+        describe         what is said about the task before training
+        floors           predictors that lack an ability, beside uniform and constant ones
+        groups, meanings where attention ought to go
+        addresses        whose keys attention has to tell apart
+        pairs            keys and values that are looked up: formation
+        redrawn          other evidence about the same hypotheses: splice
+        num_features, feature_width   a header of continuous positions
+
+    A subclass is decorated with `@dataclasses.dataclass(frozen=True)`, and its options are fields
+    made by `bwt.options.option`, with a default and a line of help each: they become flags of
+    `bwt train`. examples/own_task.py is a whole one.
+    """
+
+    name: ClassVar[str]  # `bwt.tasks.register` gives it
+    length_option: ClassVar[str | None] = None
     # What the groups of `roles` are, for a reader who does not know the layout.
     meanings: ClassVar[dict[str, str]] = {
         "self": "the position that is asked",
@@ -88,17 +107,19 @@ class Task(abc.ABC):
         """`positions` made on the device: a copy from the host would make each step wait."""
 
     @property
-    @abc.abstractmethod
-    def hypothesis_bits(self) -> float:
-        """log2 of the number of hypotheses, or of a lower bound where they are a continuum."""
+    def hypothesis_bits(self) -> float | None:
+        """log2 of the number of hypotheses, or of a lower bound where they are a continuum. None:
+        nothing is said about it."""
+        return None
 
-    @abc.abstractmethod
     def describe(self) -> str:
         """One paragraph: the hypothesis space, and why it cannot be memorised."""
+        return f"The task {self.name}: {self.num_outcomes} outcomes, {self.seq_len} positions."
 
     @abc.abstractmethod
-    def _draw(self, batch_size: int, generator: torch.Generator, device: torch.device) -> Batch:
-        """A batch without its posterior."""
+    def draw(self, batch_size: int, generator: torch.Generator, device: torch.device) -> Batch:
+        """A batch without its posterior, all from the generator and on the device, without waiting
+        for the device: a step on a GPU may be captured as a graph."""
 
     @abc.abstractmethod
     def posterior(self, batch: Batch, *, check: bool = True) -> Tensor:
@@ -120,7 +141,7 @@ class Task(abc.ABC):
         """Predictions [B, P, O] of predictors that lack one ability; the weakest come first."""
         return {}
 
-    def _groups(self, batch: Batch, time: Tensor) -> dict[str, Tensor]:
+    def groups(self, batch: Batch, time: Tensor) -> dict[str, Tensor]:
         """Named groups of positions, [B, P, T] or what expands to it; a position belongs to the
         first that has it. `time` is 0 .. T-1."""
         return {"self": time == batch.positions[:, None]}
@@ -131,7 +152,7 @@ class Task(abc.ABC):
         time = torch.arange(self.seq_len, device=batch.tokens.device)
         free = (time <= batch.positions[:, None]).expand(len(batch.tokens), -1, -1)
         roles = {}
-        for name, group in self._groups(batch, time).items():
+        for name, group in self.groups(batch, time).items():
             roles[name] = group & free
             free = free & ~group
         return {**roles, "irrelevant": free}
@@ -185,17 +206,23 @@ class Task(abc.ABC):
                 f"{self.name}: the generator is on {generator.device} and the batch on {device}; "
                 f"make it by torch.Generator({str(device)!r})"
             )
-        batch = self._draw(batch_size, generator, device)
+        batch = self.draw(batch_size, generator, device)
         return batch._replace(posterior=self.posterior(batch, check=False)) if posterior else batch
 
     def with_length(self, length: int) -> "Task":
-        """The same task at another length, to see how a model generalises."""
+        """The same task at another length, to see how a model generalises.
+
+        Raises:
+            ValueError: it has only one, or not such a one.
+        """
+        if self.length_option is None:
+            self._fail("its sequences have one length (there is no length_option)")
         return dataclasses.replace(self, **{self.length_option: length})
 
     def options(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
-    def _fail(self, message: str):
+    def _fail(self, message: str) -> NoReturn:
         raise ValueError(f"task {self.name}: {message}")
 
 
@@ -221,6 +248,8 @@ def memorisation(bits: float, unit: str) -> str:
 
 def statement(task: Task, num_parameters: int) -> str:
     """Whether a model of so many parameters could learn this task by heart."""
+    if task.hypothesis_bits is None:
+        return f"{task.describe()}\nThis model has {num_parameters:,} parameters."
     bits = 32 * num_parameters
     impossible = math.log2(bits) < task.hypothesis_bits
     conclusion = "it cannot learn them by heart" if impossible else "IT MIGHT LEARN THEM BY HEART"

@@ -79,11 +79,11 @@ class Bijection(Task):
             f"{memorisation(self.hypothesis_bits, 'bijection')}."
         )
 
-    def _groups(self, batch: Batch, time: Tensor) -> dict[str, Tensor]:
+    def groups(self, batch: Batch, time: Tensor) -> dict[str, Tensor]:
         keys = batch.tokens[:, time - time % 2]  # of the pair a position belongs to
         matching = batch.tokens[:, batch.positions, None] == keys[:, None, :]  # [B, P, T]
         return {
-            **super()._groups(batch, time),
+            **super().groups(batch, time),
             "matching": matching & (time < batch.positions[:, None]),
             "evidence": time % 2 == 1,
         }
@@ -113,7 +113,7 @@ class Bijection(Task):
             Addresses("key tokens", key, key, self.replacement, why),
         )
 
-    def _draw(self, batch_size: int, generator: torch.Generator, device: torch.device) -> Batch:
+    def draw(self, batch_size: int, generator: torch.Generator, device: torch.device) -> Batch:
         V, K = self.num_symbols, self.num_pairs
         if self.replacement:
             keys = torch.randint(V, (batch_size, K), generator=generator, device=device)

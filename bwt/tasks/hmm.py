@@ -140,7 +140,7 @@ class HMM(Task):
             f"are 2^{self.hypothesis_bits:.1f}. {memorisation(self.hypothesis_bits, 'HMM')}."
         )
 
-    def _groups(self, batch: Batch, time: Tensor) -> dict[str, Tensor]:
+    def groups(self, batch: Batch, time: Tensor) -> dict[str, Tensor]:
         S, V = self.num_states, self.num_symbols
         if self.header == "rows":
             transition, symbol = time < S, torch.where((time >= S) & (time < S + V), time - S, -1)
@@ -154,7 +154,7 @@ class HMM(Task):
         body = time >= self._header_len
         shown = self.shown(batch)[..., None]
         return {
-            **super()._groups(batch, time),
+            **super().groups(batch, time),
             "matching": (symbol == shown) & (shown >= 0),
             "transition": transition,
             "previous": (back > 0) & (back <= stride) & body,
@@ -183,7 +183,7 @@ class HMM(Task):
             for row in self.shown(batch).tolist()
         ]
 
-    def _draw(self, batch_size: int, generator: torch.Generator, device: torch.device) -> Batch:
+    def draw(self, batch_size: int, generator: torch.Generator, device: torch.device) -> Batch:
         S, V = self.num_states, self.num_symbols
         transition = self._rows(batch_size, S, generator, device)
         if self.stickiness > 0:

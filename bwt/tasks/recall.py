@@ -101,7 +101,7 @@ class Recall(Task):
             f"{memorisation(self.hypothesis_bits, 'set')}."
         )
 
-    def _groups(self, batch: Batch, time: Tensor) -> dict[str, Tensor]:
+    def groups(self, batch: Batch, time: Tensor) -> dict[str, Tensor]:
         stored = time < PAIR_LEN * self.num_pairs
         key_at = (time // PAIR_LEN * PAIR_LEN + 1).clamp_max(self.seq_len - 1)
         asked = self.shown(batch)[..., None]
@@ -131,7 +131,7 @@ class Recall(Task):
         """The keys of the questions."""
         return batch.tokens[:, batch.positions - 1]
 
-    def _draw(self, batch_size: int, generator: torch.Generator, device: torch.device) -> Batch:
+    def draw(self, batch_size: int, generator: torch.Generator, device: torch.device) -> Batch:
         N, Q = self.num_pairs, self.num_queries
         keys = shuffled(batch_size, self.num_keys, generator, device)[:, : self._num_drawn]
         values = shuffled(batch_size, self.num_values, generator, device)[:, : self._num_drawn]

@@ -59,9 +59,19 @@ def train(
                 if opening:
                     say(opening)
                 say(statement(trainer.task, trainer.model.num_parameters))
-                write_json(run.path / "environment.json", environment.collect())
+                write_json(run.path / "environment.json", circumstances_of(config))
                 write_json(run.path / "config.json", config.to_json())  # from here on it is a run
             return run_all([trainer])[0]
+
+
+def circumstances_of(config: TrainConfig) -> dict[str, Any]:
+    """The machine, and where a task or a model comes from that is not ours."""
+    sources = {
+        "task": tasks.TASKS.source(config.task),
+        "model": models.MODELS.source(config.model),
+    }
+    registered = {kind: source for kind, source in sources.items() if source is not None}
+    return {**environment.collect(), **({"registered": registered} if registered else {})}
 
 
 @contextmanager
@@ -92,7 +102,9 @@ def start_or_restore(trainer: Trainer, **circumstances: Any) -> None:
     if lost:
         trainer.say(f"{lost} line(s) of metrics.jsonl could not be read and were left out")
     if not (run.path / "environment.json").exists():
-        write_json(run.path / "environment.json", {**environment.collect(), **circumstances})
+        write_json(
+            run.path / "environment.json", {**circumstances_of(trainer.config), **circumstances}
+        )
 
 
 def open_again(out: str | Path) -> tuple[RunDirectory, TrainConfig]:

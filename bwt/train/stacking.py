@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from bwt import models
 from bwt.runs.config import TrainConfig
 from bwt.runs.device import local_device
 from bwt.runs.directory import RunDirectory
@@ -31,6 +32,8 @@ def why_not_stacked(config: TrainConfig) -> str | None:
     """Why a run has to train by itself, or None."""
     if config.model in UNSTACKED:
         return UNSTACKED[config.model]
+    if config.model not in models.OWN:
+        return f"{config.model} is not one of our models, which are known to stack"
     if config.key_penalty:
         return "key_penalty looks into the model"
     if config.compile != "off":

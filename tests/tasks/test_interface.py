@@ -183,7 +183,7 @@ def test_generator_on_another_device():
 class Plain(Bijection):
     """A task that says nothing of its positions, as somebody's own may not."""
 
-    meanings, _groups, addresses = Task.meanings, Task._groups, Task.addresses
+    meanings, groups, addresses = Task.meanings, Task.groups, Task.addresses
 
 
 def test_a_task_that_says_nothing_of_its_positions_has_the_asked_one_and_the_rest():

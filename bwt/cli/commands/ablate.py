@@ -6,7 +6,7 @@ import json
 from bwt.cli.commands.geometry import add_arguments as add_arguments
 from bwt.geometry import ablate
 from bwt.records.estimates import Estimate
-from bwt.records.geometry import Ablation
+from bwt.records.geometry import Ablation, Skipped
 from bwt.report import diagnostics
 
 
@@ -21,6 +21,9 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.json:
         # The sections of this command; those of `bwt geometry` are printed by it.
         print(json.dumps({**found.ablation.to_json(), "splice": found.splice.to_json()}))
+        return
+    if isinstance(found.ablation, Skipped):
+        print(f"Not measured: {found.ablation.reason}.")
         return
     print(table(found.ablation))
     print("\n".join(diagnostics.splice.SHOWN.lines(found.splice).values()))

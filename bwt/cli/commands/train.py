@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from bwt import models, tasks, train
 from bwt.cli import flags
@@ -55,13 +55,13 @@ def add_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
         flags.add_fields(group, tasks.TASKS[task], preset_task(chosen, task))
     title = f"the model: {model}"
     sizes = preset_model(chosen, task, model)
-    if model != "transformer" and "width" not in sizes:
+    if model != "transformer" and "width" not in sizes and models.matchable(model):
         title += " (without --width: as many parameters as the transformer of the preset)"
     flags.add_fields(parser.add_argument_group(title), models.options_class(model), sizes)
     parser.whose = _whose
 
 
-def _peek(argv: Sequence[str], flag: str, choices: Sequence[str]) -> str | None:
+def _peek(argv: Sequence[str], flag: str, choices: Container[str]) -> str | None:
     for word, following in zip(argv, [*argv[1:], ""], strict=False):
         name, _, value = word.partition("=")
         if name == flag and (value or following) in choices:
