@@ -1,7 +1,7 @@
 """evaluation.json: how far a model is from exact Bayes, beside predictors that lack an ability."""
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from bwt.records.base import Document, Record, RecordError, check_names, plain
 from bwt.records.estimates import Estimate, Estimates
@@ -15,6 +15,10 @@ from bwt.records.floors import (
     state_of,
     untrained_floor,
 )
+from bwt.records.frames import to_dataframe
+
+if TYPE_CHECKING:
+    import pandas
 
 METRICS = ("entropy", "entropy_mae", "kl", "tvd", "excess", "leak", "accuracy")
 OF_MEAN = "entropy_mae_of_mean"  # over sequences first, where errors of opposite sign cancel
@@ -91,6 +95,23 @@ class Evaluation(Record):
     def entropy_proves_nothing(self) -> bool:
         """Whether the position alone gives the entropy as well as the model."""
         return self.position_entropy_mae <= self.model.overall["entropy_mae"].mean
+
+    def to_dataframe(self, *, per_position: bool = False) -> "pandas.DataFrame":
+        """The metrics of the model, of exact Bayes and of the floors: a row for each predictor, or
+        for each predictor and position, with a column for each metric and its standard error.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        scores = {"model": self.model, "exact": self.exact} | self.floors
+        if not per_position:
+            return to_dataframe({"predictor": k, **score.overall} for k, score in scores.items())
+        return to_dataframe(
+            {"predictor": name, "step": step + 1, "position": position}
+            | {metric: curve[step] for metric, curve in score.per_position.items()}
+            for name, score in scores.items()
+            for step, position in enumerate(self.positions)
+        )
 
     def table(self) -> str:
         """Two aligned tables: by position, and over all positions with the floors."""

@@ -13,8 +13,9 @@ import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from bwt.records.frames import to_dataframe
 from bwt.records.metrics import MetricsRow
 from bwt.runs.files import (
     RunError,
@@ -26,6 +27,9 @@ from bwt.runs.files import (
     write_atomically,
 )
 from bwt.runs.locks import locked
+
+if TYPE_CHECKING:
+    import pandas
 
 
 class RunDirectory:
@@ -143,6 +147,15 @@ class RunDirectory:
     def read_metrics(self) -> list[MetricsRow]:
         """Rows in order; lines that are none, as one cut off by a crash, are left out."""
         return [row for row in map(_row, self._metrics_lines()) if row is not None]
+
+    def to_dataframe(self) -> "pandas.DataFrame":
+        """metrics.jsonl: a row for each step that was written down; what was found in evaluations
+        has columns of its own ("evaluation.kl").
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        return to_dataframe(self.read_metrics())
 
     def _metrics_lines(self) -> list[str]:
         path = self.path / "metrics.jsonl"
