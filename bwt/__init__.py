@@ -1,4 +1,12 @@
-"""Bayesian wind tunnels: tasks with a known exact posterior, and kernels to compute it fast."""
+"""Bayesian wind tunnels: tasks with a known exact posterior, and kernels to compute it fast.
+
+tasks, models    by name, and `register` for one's own
+train, evaluate  a run directory, and how many bits it is from exact Bayes
+load             the task, the model and the configuration of a run
+capture, patch   values inside a model: read, and changed
+geometry         diagnostics of a trained model
+ops, reference   the fast ops, and the plain NumPy versions they are tested against
+"""
 
 import importlib
 

@@ -4,6 +4,12 @@ A model is called as `model(tokens [B, L], features [B, F, W] | None, positions 
 returns logits [B, P, num_outcomes] (P = F + L if no positions are given). Features come before the
 tokens; positions count both. Position t sees positions 0..t only.
 
+>>> import bwt
+>>> task = bwt.tasks.get("bijection", num_symbols=4)
+>>> model = bwt.models.build_for(task, "lstm", width=16)
+>>> list(bwt.models.MODELS)[:4], model.num_parameters
+(['transformer', 'mamba', 'lstm', 'mlp'], 2384)
+
 `register` adds one: see `Model` for what it has to define, and examples/own_model.py for a whole
 one.
 """

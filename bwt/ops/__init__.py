@@ -2,6 +2,12 @@
 
 A process forked after a parallel call hangs in its own first one, as with plain torch: take spawn,
 forkserver or a DataLoader.
+
+>>> import torch, bwt
+>>> q = k = v = torch.eye(2)[None, None]
+>>> result = bwt.ops.attention(q, k, v, capture=("weights", "entropy"))
+>>> result.weights[0, 0, 0], result.entropy[0, 0, 0]
+(tensor([1., 0.]), tensor(0.))
 """
 
 from bwt.ops.add_bias import add_bias

@@ -1,4 +1,10 @@
-"""NumPy float64 oracles, one per op: plain rather than fast. Kernels are tested against them."""
+"""NumPy float64 oracles, one per op: plain rather than fast. Kernels are tested against them.
+
+>>> import bwt
+>>> seen = bwt.reference.bijection_posterior([[0, 1, 0]], [[2, 0, 2]], 3)
+>>> seen.posterior[0].tolist()  # nothing is known of 0, then 2 is taken, then 0 is known to be 2
+[[0.3333333333333333, 0.3333333333333333, 0.3333333333333333], [0.5, 0.5, 0.0], [0.0, 0.0, 1.0]]
+"""
 
 from bwt.reference.add_bias import add_bias, add_bias_backward
 from bwt.reference.add_rms_norm import add_rms_norm, add_rms_norm_backward

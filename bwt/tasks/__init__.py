@@ -2,6 +2,12 @@
 
 `get` gives one by its name, `register` adds one: see `Task` for what it has to define, and
 examples/own_task.py for a whole one.
+
+>>> import bwt
+>>> list(bwt.tasks.TASKS)[:3]
+['bijection', 'hmm', 'recall']
+>>> bwt.tasks.get("hmm", num_states=3).options()["num_states"]
+3
 """
 
 import dataclasses

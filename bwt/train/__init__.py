@@ -1,6 +1,14 @@
 """Training: `train(config, out)` starts a run, `resume(out)` continues one bit for bit,
 `resume_together(outs)` trains several in one program, `load(run)` gives back what has been
-trained."""
+trained.
+
+>>> import bwt, tempfile
+>>> settings = dict(steps=2, evaluations=1, eval_sequences=8)
+>>> config = bwt.train.TrainConfig("bijection", task_options={"num_symbols": 4}, **settings)
+>>> result = bwt.train.train(config, tempfile.mkdtemp() + "/run", quiet=True)
+>>> result.step, result.evaluation.floors["uniform"].overall["tvd"].mean > 0
+(2, True)
+"""
 
 from bwt.runs.config import TrainConfig
 from bwt.runs.loading import load
