@@ -61,6 +61,7 @@ quick: build lint
 lint: $(VENV)/.dependencies
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $(CLANG_FORMAT_FILES)
 
 format: $(VENV)/.dependencies

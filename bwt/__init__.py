@@ -9,6 +9,12 @@ ops, reference   the fast ops, and the plain NumPy versions they are tested agai
 """
 
 import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bwt import evaluate, geometry, models, ops, reference, tasks, train
+    from bwt.runs.loading import load
+    from bwt.taps import capture, patch
 
 __version__ = "0.1.0"
 
@@ -29,7 +35,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     # Everything loads on first use: bwt.reference must not pay for torch.
     if name in _FUNCTIONS:
         return getattr(importlib.import_module(_FUNCTIONS[name]), name)

@@ -153,12 +153,12 @@ def _checked(log_q: Tensor, shape: torch.Size) -> Tensor:
 def _know_the_position(batches: Iterator[Batch]) -> tuple[Tensor, float]:
     """The best prediction [P, O] that is constant at each position (its mean posterior), and the
     least mean entropy error of a constant at each position (that of the median)."""
-    total, entropies = 0.0, []
+    total, parts = 0.0, []
     for batch in batches:
         exact = _normalised(batch.posterior)
         total = total + exact.sum(0)
-        entropies.append(entropy_bits(exact))
-    entropies = torch.cat(entropies)
+        parts.append(entropy_bits(exact))
+    entropies = torch.cat(parts)
     error = (entropies - entropies.median(0).values).abs().mean()
     return total / len(entropies), float(error)
 

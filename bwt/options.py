@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Collection
 from typing import Any
 
 # Of any option of that name, unless it has a maximum of its own: nobody means more, and a slip of
@@ -21,7 +22,15 @@ LARGEST = {
 }
 
 
-def option(default: Any, help: str, choices=None, *, minimum=None, maximum=None, below=None) -> Any:
+def option(
+    default: Any,
+    help: str,
+    choices: Collection[str] | None = None,
+    *,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    below: float | None = None,
+) -> Any:
     """The metadata is the help of the flag and what a value is checked by. `minimum` and `maximum`
     are allowed themselves, `below` is not."""
     bounds = {"minimum": minimum, "maximum": maximum, "below": below}

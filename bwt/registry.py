@@ -190,9 +190,11 @@ def _import(module: str) -> Any:
 def _import_file(path: str) -> Any:
     file = Path(path).resolve()
     main = sys.modules.get("__main__")
-    if getattr(main, "__file__", None) and Path(main.__file__).resolve() == file:
+    started = getattr(main, "__file__", None)
+    if started is not None and Path(started).resolve() == file:
         return main
     spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None and spec.loader is not None  # of a file that ends in .py
     module = sys.modules[file.stem] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)

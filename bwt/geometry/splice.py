@@ -118,7 +118,8 @@ def _read_instead(batch: Batch) -> Edit:
 
 def _keep_after(position: int) -> Edit:
     """Of two calls, the second has after the position what the first had: the window stays."""
-    end, first = position + 1, []
+    end = position + 1
+    first: list[Tensor] = []
 
     def edit(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         if not first:
@@ -216,7 +217,8 @@ def _read_step(
     patched, to_own = [], []
     for place in places(subject.model):
         log_q = _predict(intact, place, other.outputs, position, window)
-        patched.append(bits(log_q, goal)), to_own.append(bits(log_q, own))
+        patched.append(bits(log_q, goal))
+        to_own.append(bits(log_q, own))
         tick()
     # Up to the exchange it is a run of the donor.
     ceiling = other.predict("embed", _read_instead(joined), window)

@@ -102,13 +102,14 @@ def register(name: str, cls: Any = None) -> Any:
     return MODELS.register(name, cls)
 
 
-def options_class(name: str) -> type:
+def options_class(name: str) -> Any:
     """The dataclass of a model's options.
 
     Raises:
         ValueError: there is no such model.
     """
-    return MODELS[name].options_class
+    model: type[Model] = MODELS[name]
+    return model.options_class
 
 
 def build(
@@ -216,7 +217,7 @@ def build_size(name: str, width: int, options: dict[str, Any]) -> int:
     return options_class(name)(**{**options, "width": width}).second_size
 
 
-def _largest(holds, start: int) -> int:
+def _largest(holds: Callable[[int], bool], start: int) -> int:
     """The largest n >= start for which `holds`: it holds at the start, and not from some n on."""
     high = start + 1
     while holds(high):

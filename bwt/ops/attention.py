@@ -351,9 +351,9 @@ def _triton_backward(
 
 def _hashable(*captures, **others) -> Captures:
     """From the dispatcher, which has lists."""
-    captures = Captures(*captures, **others)
-    heads, queries = (x if x is None else tuple(x) for x in (captures.heads, captures.queries))
-    return captures._replace(heads=heads, queries=queries)
+    asked = Captures(*captures, **others)
+    heads, queries = (x if x is None else tuple(x) for x in (asked.heads, asked.queries))
+    return asked._replace(heads=heads, queries=queries)
 
 
 _library.library.impl(OP, _triton_forward, "CUDA")

@@ -15,7 +15,8 @@ import typing
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
-T = TypeVar("T")
+R = TypeVar("R", bound="Record")
+D = TypeVar("D", bound="Document")
 Reader = Callable[[Any], Any]
 LARGEST = 2**63  # nothing that is counted here comes near it, and a float can hold it
 
@@ -39,12 +40,13 @@ class Record:
         return plain(self)
 
     @classmethod
-    def from_json(cls: type[T], value: Any) -> T:
+    def from_json(cls: type[R], value: Any) -> R:
         """
         Raises:
             RecordError: the value does not fit; the message names the field.
         """
-        return _reader(cls)(value)
+        kind: Any = cls
+        return _reader(kind)(value)
 
 
 class Document(Record):
@@ -59,7 +61,7 @@ class Document(Record):
         return {"schema": self.SCHEMA, **super().to_json()}
 
     @classmethod
-    def from_json(cls: type[T], value: Any) -> T:
+    def from_json(cls: type[D], value: Any) -> D:
         fields = dict(_object(value))
         schema = fields.pop("schema", cls.UNMARKED)
         if schema != cls.SCHEMA:
@@ -83,7 +85,7 @@ def plain(value: Any) -> Any:
 def _reader(kind: Any) -> Reader:
     """What makes a value of this type out of JSON."""
     if dataclasses.is_dataclass(kind):
-        return functools.partial(_read_record, kind)
+        return lambda value: _read_record(kind, value)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         return _union_reader(arguments)
@@ -126,7 +128,7 @@ def _field_readers(kind: type) -> dict[str, Reader]:
     return {f.name: _reader(hints[f.name]) for f in dataclasses.fields(kind)}
 
 
-def _read_record(kind: type[T], value: Any) -> T:
+def _read_record(kind: Any, value: Any) -> Any:
     readers = _field_readers(kind)
     fields = _object(value)
     for name in fields:

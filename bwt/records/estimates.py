@@ -1,6 +1,7 @@
 """Numbers with their standard errors."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bwt.records.base import Record, check_lengths
@@ -31,6 +32,9 @@ class Estimates(Record):
 
     def __len__(self) -> int:
         return len(self.mean)
+
+    def __iter__(self) -> Iterator[Estimate]:
+        return map(Estimate, self.mean, self.se)
 
     def __getitem__(self, index: int) -> Estimate:
         return Estimate(self.mean[index], self.se[index])

@@ -184,10 +184,10 @@ class Evaluation(Record):
                 f"({floors[floor]:.3g} bits), which "
                 f"{ABILITIES.get(floor, 'is blind to what is observed')}. {advice}"
             ]
-        floor = lacking(kl, floors)
-        if floor is None:
+        same = lacking(kl, floors)
+        if same is None:
             return []
-        likeness = f"As good as {floor} ({floors[floor]:.3g} bits), which {ABILITIES[floor]}."
+        likeness = f"As good as {same} ({floors[same]:.3g} bits), which {ABILITIES[same]}."
         return [f"{likeness} {advice}"]
 
 

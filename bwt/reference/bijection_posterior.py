@@ -28,7 +28,7 @@ def bijection_posterior(keys, values, num_symbols, *, channel=None) -> Bijection
     posterior = np.zeros((batch, length, num_symbols))
     log_evidence = np.zeros((batch, length))
     for b in range(batch):
-        known = {} if channel is None else NoisyEvidence(np.asarray(channel, dtype=np.float64))
+        known: Any = {} if channel is None else NoisyEvidence(np.asarray(channel, dtype=np.float64))
         log_total = 0.0
         for t, (key, value) in enumerate(zip(keys[b].tolist(), values[b].tolist(), strict=True)):
             if channel is None:

@@ -103,6 +103,7 @@ class RunDirectory:
         step = self.last_step()
         left = "it has no checkpoint" if step is None else f"its last checkpoint is of step {step}"
         told = self.divergence
+        assert told is not None
         return f"diverged at step {told['step']} ({told['message']}); {left}"
 
     def last_step(self) -> int | None:

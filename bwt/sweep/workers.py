@@ -36,5 +36,6 @@ class Workers(Protocol):
 def registered_here() -> dict[str, str]:
     """What makes other processes know the tasks and models that were registered in this one."""
     words = [*registry.sources(tasks.TASKS), *registry.sources(models.MODELS)]
-    words = dict.fromkeys([*filter(None, os.environ.get(registry.VARIABLE, "").split(",")), *words])
-    return {registry.VARIABLE: ",".join(words)} if words else {}
+    named = filter(None, os.environ.get(registry.VARIABLE, "").split(","))
+    joined = ",".join(dict.fromkeys([*named, *words]))
+    return {registry.VARIABLE: joined} if joined else {}

@@ -71,7 +71,7 @@ class Task(abc.ABC):
         "irrelevant": "all other positions",
     }
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_options(self, f"task {self.name}: ")
 
     @property

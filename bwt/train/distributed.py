@@ -119,6 +119,7 @@ class _Bucket:
     def finish(self) -> None:
         if self.work is None:
             self._send()
+        assert self.work is not None
         self.work.wait()
         self.filled, self.work = 0, None
         self.message /= world_size()

@@ -143,7 +143,8 @@ def tune(
     at the end of an entry."""
     from bwt.kernels.configs import lookup
 
-    start, entries = now(), {}
+    start = now()
+    entries: dict[Any, Any] = {}
     for number, subject in enumerate(subjects):
         if subject.index == 0 and now() - start > limit:
             left = len(subjects) - number

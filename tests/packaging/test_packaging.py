@@ -63,7 +63,7 @@ def test_the_source_distribution_is_whole(source, sdist):
     """Made where CUDA is not: all sources of the CUDA extension, the kernels and the tests."""
     with tarfile.open(sdist) as archive:
         held = {name.partition("/")[2] for name in archive.getnames()}
-    folders = ("csrc", "kernels", "bwt", "tests", "benchmarks")
+    folders = ("csrc", "kernels", "bwt", "tests", "benchmarks", "examples")
     wanted = [path for name in folders for path in (source / name).rglob("*") if path.is_file()]
     assert len(wanted) > 200
     missing = {str(path.relative_to(source)) for path in wanted} - held
@@ -99,6 +99,7 @@ def test_a_wheel_from_the_source_distribution(sdist, tmp_path):
     names = archive.namelist()
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"bwt"}
     assert {"bwt/kernels/__init__.py", "bwt/kernels/attention/short.py"} <= set(names)
+    assert "bwt/py.typed" in names
     libraries = ["bwt/_C.abi3.so"] + (["bwt/_C_cuda.abi3.so"] if NVCC else [])
     assert [name for name in sorted(names) if name.endswith(".so")] == libraries
     for name in libraries:

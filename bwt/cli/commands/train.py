@@ -18,7 +18,7 @@ from bwt.runs.presets import PRESETS, preset, preset_model, preset_task, resolve
 DIVERGED = 3  # exit code
 
 
-def add_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
+def add_arguments(parser: flags.Parser, argv: Sequence[str]) -> None:
     """Flags of the task and of the model depend on which ones they are: these are read first."""
     task = next((word for word in argv if word in tasks.TASKS), None)
     model = _peek(argv, "--model", models.MODELS) or "transformer"

@@ -1,5 +1,7 @@
 """What the model would answer if it stopped earlier, layer by layer."""
 
+from collections.abc import Sequence
+
 from bwt.records.estimates import Estimate
 from bwt.records.floors import MEMORY, beats
 from bwt.records.geometry import Lens
@@ -12,7 +14,7 @@ from bwt.report.diagnostics.shown import Shown
 
 def cards(section: Lens) -> list[Card]:
     readings = section.readings
-    curves = {
+    curves: dict[str, Sequence[Estimate | None]] = {
         "tuned lens": [x.tuned for x in readings],
         "model's own head": [x.raw for x in readings],
         "tuned, untrained": [x.untrained for x in readings],
