@@ -268,3 +268,37 @@ def test_a_package_adds_a_model(monkeypatch, tmp_path):
     model = models.build("gru", vocab_size=3, num_outcomes=2, seq_len=4, width=8)
     assert model(torch.tensor([[0, 1, 2, 0]])).shape == (1, 4, 2)
     assert not models.matchable("gru")
+
+
+@dataclasses.dataclass(frozen=True)
+class NoOptions:
+    """None."""
+
+
+class Bare(models.Model):
+    """Has nothing inside that could be looked at."""
+
+    options_class = NoOptions
+
+    def __init__(self, shape, options):
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.zeros(shape.vocab_size, shape.num_outcomes))
+
+    def forward(self, tokens, features=None, positions=None):
+        return self.table[tokens if positions is None else tokens[:, positions]]
+
+
+def test_what_a_model_does_not_have_is_left_out_with_the_reason(tmp_path, capsys):
+    models.register("bare", Bare)
+    out = tmp_path / "bare"
+    run("train", "bijection", "--model", "bare", "--num-symbols", 4, *TINY, "--out", out)
+    run("geometry", out, "--sequences", 16)
+    run("ablate", out, "--sequences", 16)
+    told = capsys.readouterr().out
+    assert told.count("Not measured: the model has no modules `embed` and `blocks`") >= 3
+    run("report", out)
+    found = json.loads((out / "geometry.json").read_text())
+    sections = {name: x for name, x in found.items() if isinstance(x, dict)}
+    skipped = {name for name, section in sections.items() if "reason" in section}
+    assert {"manifold", "probes", "lens", "clusters", "dissociation", "ablation"} <= skipped
+    assert "attention" not in found and "examples" in sections.keys() - skipped
