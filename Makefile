@@ -53,7 +53,7 @@ test: build lint
 # What a developer wants to know after each edit: no compiling for GPUs, no other processes, no great
 # lengths.
 QUICK_TESTS := $(addprefix tests/,reference ops tasks models records runs geometry report cli \
-	train/test_train.py test_evaluate.py test_capture.py packaging/test_imports.py)
+	train/test_train.py test_evaluate.py test_capture.py test_patch.py packaging/test_imports.py)
 quick: build lint
 	$(BIN)/python -P -m pytest $(SIDE_BY_SIDE) -q -m "not gpu" $(QUICK_TESTS) \
 		-k "not level and not exact and not interpreted and not processes and not fuzz and not gradcheck"
