@@ -36,17 +36,17 @@ class Example(Record):
         check_matrix(self.exact + self.model)
         if (self.tokens is None) != (self.asked is None):
             raise RecordError("has tokens without the positions that are asked, or these alone")
-        if self.asked is not None:
+        if self.tokens is not None and self.asked is not None:
             check_lengths(self, "labels", "asked")
             if any(not 0 <= at < len(self.tokens) for at in self.asked):
                 raise RecordError("asks at positions that the sequence does not have")
         if self.attention is not None:
-            self._check_attention()
+            self._check_attention(self.attention)
 
-    def _check_attention(self) -> None:
-        check_filled(self.attention, "layers")
-        heads = {len(layer) for layer in self.attention}
-        rows = [[len(row) for row in head] for layer in self.attention for head in layer]
+    def _check_attention(self, layers: list[list[list[list[int]]]]) -> None:
+        check_filled(layers, "layers")
+        heads = {len(layer) for layer in layers}
+        rows = [[len(row) for row in head] for layer in layers for head in layer]
         if self.asked is None or len(heads) > 1 or heads == {0}:
             raise RecordError("has attention without questions, or layers of different heads")
         if any(lengths != [at + 1 for at in self.asked] for lengths in rows):

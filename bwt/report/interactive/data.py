@@ -12,7 +12,7 @@ from bwt.report.words import known
 
 def script_data(index: int, geometry: Geometry) -> str:
     """A script tag with the data of a run."""
-    found = {}
+    found: dict[str, Any] = {}
     if geometry.examples is not None and geometry.examples.sequences[0].tokens is not None:
         found |= _examples(geometry.examples)
         found["start"] = _start(geometry)
