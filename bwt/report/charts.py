@@ -226,7 +226,7 @@ def heat_maps(
             top = top if top > 0 else 1.0
             cells(drawing, matrix, x, y, wide, high, top, data_name=escape(name), **named)
             if marks:
-                _marks(drawing, marks[i][j], len(matrix), x, y, wide, high)
+                point_out(drawing, marks[i][j], len(matrix), x, y, wide, high)
             if boundary:
                 at = x + wide * boundary / len(matrix[0])
                 drawing.path(f"M{short(at)} {short(y)}v{short(high)}", class_="marker")
@@ -234,8 +234,7 @@ def heat_maps(
                 for k, at in _middles(len(matrix[0]), x, wide):
                     drawing.text(at, y + high + 13, str(first[0] + k), "middle", class_="tick")
             if j == 0:
-                for k, at in _middles(len(matrix), y, high):
-                    drawing.text(x - 5, at + 4, str(first[1] + k), "end", class_="tick")
+                row_ticks(drawing, len(matrix), x, y, high, first[1])
     drawing.text(left + columns * (wide + 12) / 2, bottom + 10, x_label, "middle")
     middle = bottom / 2
     drawing.text(13, middle, y_label, "middle", transform=f"rotate(-90 13 {short(middle)})")
@@ -249,6 +248,14 @@ def _middles(count: int, start: float, length: float) -> list[tuple[int, float]]
     return [(k, start + (k + 0.5) * length / count) for k in chosen]
 
 
+def row_ticks(
+    drawing: Drawing, count: int, x: float, y: float, high: float, first: int = 0
+) -> None:
+    """The numbers of a few rows of a heat map whose corner is at x, y."""
+    for k, at in _middles(count, y, high):
+        drawing.text(x - 5, at + 4, str(first + k), "end", class_="tick")
+
+
 def _shades(drawing: Drawing, x: float, y: float, most: str) -> None:
     """The colour bar of heat maps: opacity is the square root of a share."""
     drawing.text(x, y, "0", class_="tick")
@@ -259,7 +266,16 @@ def _shades(drawing: Drawing, x: float, y: float, most: str) -> None:
     drawing.text(x + 108, y, most, class_="tick")
 
 
-def _marks(drawing: Drawing, rows, count: int, x: float, y: float, wide: float, high: float):
+def point_out(
+    drawing: Drawing,
+    rows: Sequence[int],
+    count: int,
+    x: float,
+    y: float,
+    wide: float,
+    high: float,
+) -> None:
+    """A dot in one row of each column of a heat map of `count` rows."""
     dots = "".join(
         f"M{short(x + (j + 0.5) * wide / len(rows))} {short(y + (i + 0.5) * high / count)}h0"
         for j, i in enumerate(rows)

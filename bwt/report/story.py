@@ -5,7 +5,7 @@ encode, parts are removed, and how it came about. Each begins with what was foun
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from bwt.report import diagnostics, overview
+from bwt.report import diagnostics, glance, overview
 from bwt.report.cards import Card
 from bwt.report.reading import Run
 
@@ -55,6 +55,8 @@ def _chapter(run: Run, name: str) -> Chapter:
         first = [card for card in cards if card.name == "examples"]
         later = [card for card in cards if card not in first]
         cards = [*first, *overview.belief_cards(run), *later]
+    if name == "attention":
+        cards = [*glance.cards(run.geometry), *cards]
     if name == "training":
         finding, control = overview.training_finding(run), overview.training_control(run)
         cards = [*overview.training_cards(run), *cards]

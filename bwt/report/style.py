@@ -25,7 +25,10 @@ FIGURE_STYLE = (
     "svg .framed{stroke:var(--rule)}"
     "svg g.heat{fill:none;stroke:var(--heat);stroke-width:1;shape-rendering:crispEdges}"
     "svg .truth{fill:none;stroke:var(--mark);stroke-width:4;stroke-linecap:round}"
-    "svg .truth,svg .marker{pointer-events:none}"
+    "svg .paper{fill:var(--paper)}svg .name{font-size:15px;font-weight:600}"
+    "svg .small{font-size:9.5px}svg .again{fill:var(--mark);font-weight:700}"
+    "svg .ring{fill:none;stroke:var(--mark);stroke-width:1.6}"
+    "svg .truth,svg .marker,svg .ring{pointer-events:none}"
     f"{_SERIES}"
 )
 

@@ -4,7 +4,7 @@
     | model | ... |
     <!-- /results -->
 
-    is <!-- results: laptop value architecture | hmm | transformer | kl -->0.0012<!-- /results -->
+    is <!-- results: laptop value architecture/hmm/transformer/kl -->0.0012<!-- /results -->
 
 `python -m bwt.reproduce.quotes README.md` brings them up to date; a test fails if they are not.
 """
@@ -35,12 +35,12 @@ def fill(text: str, results: Path) -> str:
 
 
 def quote(marker: str, results: Path) -> str:
-    """`SCALE table NAME` or `SCALE value STUDY | SETTING | ROW | METRIC`."""
+    """`SCALE table NAME` or `SCALE value STUDY/SETTING/ROW/METRIC`."""
     scale, kind, rest = [*marker.split(maxsplit=2), "", ""][:3]
     if kind not in ("table", "value") or not rest:
         raise ValueError(
             f"the marker {marker!r} is not SCALE table NAME or "
-            "SCALE value STUDY | SETTING | ROW | METRIC"
+            "SCALE value STUDY/SETTING/ROW/METRIC"
         )
     document = read_record(results / scale / "results.json", Results)
     found = _table(document, rest) if kind == "table" else _value(document, rest)
@@ -55,16 +55,22 @@ def _table(document: Results, name: str) -> str | None:
 
 
 def _value(document: Results, place: str) -> str | None:
-    *names, metric = (part.strip() for part in place.split("|"))
+    *names, metric = (part.strip() for part in place.split("/"))
     seeds = find(document, *names) if len(names) == 3 else None
     if seeds is None or metric not in seeds.cells[0].metrics:
         return None
     return spread_of(seeds.cells, metric)
 
 
+def folder_of(page: Path) -> Path:
+    """The results that a page quotes: it lies beside them or among them."""
+    folder = page.resolve().parent
+    return folder if folder.name == "results" else folder / "results"
+
+
 def main(paths: list[str]) -> int:
     for path in map(Path, paths):
-        text = fill(path.read_text(), path.parent / "results")
+        text = fill(path.read_text(), folder_of(path))
         write_atomically(path, lambda file, text=text: file.write_text(text))
     return 0
 

@@ -161,13 +161,13 @@ def test_the_constants_of_the_cpp():
 
 
 def test_the_files_of_the_checklist_exist():
-    """Of a new op, if it were attention; those of tests are named without their folders."""
-    text = (ROOT / "bwt/ops/README.md").read_text()
+    """Of a new op or diagnostic, if it were attention; tests are named without their folders."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
     named = re.findall(r"`([\w/<>]+\.(?:py|h|cpp|cu|md|toml))`", text)
     assert len(named) > 20
     for name in named:
         op = "bijection_posterior" if name.endswith(".cu") else "attention"
-        name = name.replace("<op>", op)
+        name = name.replace("<op>", op).replace("<name>", "attention")
         assert (ROOT / name).exists() or any(
             list(place.rglob(name)) for place in (ROOT / "tests", ROOT / "bwt/ops")
         ), name

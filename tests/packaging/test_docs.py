@@ -1,4 +1,4 @@
-"""Examples in docstrings and in the README print what they say."""
+"""Examples in docstrings and pages print what they say, and links lead somewhere."""
 
 import doctest
 import importlib
@@ -36,8 +36,38 @@ def test_every_public_name_has_an_example_that_works(name, monkeypatch):
     assert runner.tries > 0 and runner.summarize(verbose=False).failed == 0
 
 
-def test_readme_example(capsys):
-    text = (ROOT / "README.md").read_text()
-    code, printed = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", text, re.S).groups()
-    exec(code, {})
-    assert capsys.readouterr().out == printed
+PAGES = sorted(
+    path
+    for folder in (".", "benchmarks", "bwt", "kernels", "results", "tests")
+    for path in (ROOT / folder).glob("*.md" if folder == "." else "**/*.md")
+)
+
+
+@pytest.mark.parametrize("page", ["README.md", "bwt/ops/README.md"])
+def test_examples_of_a_page(page, capsys):
+    found = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", (ROOT / page).read_text(), re.S)
+    assert found
+    for code, printed in found:
+        exec(code, {})
+        assert capsys.readouterr().out == printed
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_of_a_page(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if target.startswith(("http://", "https://")):
+            continue
+        name, _, anchor = target.partition("#")
+        path = (page.parent / name).resolve() if name else page
+        assert path.exists(), f"{page}: {target}"
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", path.read_text(), re.M)
+            assert anchor in {_anchor(text) for text in headings}, f"{page}: {target}"
+
+
+def _anchor(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def test_readme_can_be_read_in_one_go():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120

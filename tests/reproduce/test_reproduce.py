@@ -355,18 +355,20 @@ def test_committed_results_fit_the_schema():
         assert read_record(path, Results).to_json() == read_json(path)
 
 
-def test_the_readme_quotes_what_the_results_say():
-    text = (ROOT / "README.md").read_text()
-    assert quotes.fill(text, ROOT / "results") == text, (
-        "README.md and results/ disagree; run python -m bwt.reproduce.quotes README.md"
+@pytest.mark.parametrize("page", ["README.md", "results/README.md"])
+def test_pages_quote_what_the_results_say(page):
+    text = (ROOT / page).read_text()
+    assert "<!-- results:" in text
+    assert quotes.fill(text, quotes.folder_of(ROOT / page)) == text, (
+        f"{page} and results/ disagree; run python -m bwt.reproduce.quotes {page}"
     )
 
 
 def test_quotes_follow_the_results(reproduced):
     folder, document = reproduced
     text = (
-        "kl <!-- results: tiny value architecture | hmm | mlp | kl -->old<!-- /results --> bits\n"
-        "<!-- results: tiny value shape | hmm | 2 heads | accuracy -->old<!-- /results -->\n"
+        "kl <!-- results: tiny value architecture/hmm/mlp/kl -->old<!-- /results --> bits\n"
+        "<!-- results: tiny value shape/hmm/2 heads/accuracy -->old<!-- /results -->\n"
         "<!-- results: tiny table primitives -->\nold\n<!-- /results -->\n"
         "<!-- results: tiny table shape -->\nold\n<!-- /results -->\n"
     )
@@ -384,9 +386,9 @@ def test_quotes_follow_the_results(reproduced):
 @pytest.mark.parametrize(
     "marker,complaint",
     [
-        ("tiny value architecture | hmm | mlp | beauty", "no value for the marker"),
-        ("tiny value architecture | hmm | mlp", "no value for the marker"),
-        ("tiny value architecture | hmm | cnn | kl", "no value for the marker"),
+        ("tiny value architecture/hmm/mlp/beauty", "no value for the marker"),
+        ("tiny value architecture/hmm/mlp", "no value for the marker"),
+        ("tiny value architecture/hmm/cnn/kl", "no value for the marker"),
         ("tiny table beauty", "no table for the marker"),
         ("tiny", "is not SCALE table NAME"),
         ("tiny hmm mlp kl", "is not SCALE table NAME"),
