@@ -41,7 +41,7 @@ def comparison(runs: Sequence[Run]) -> str:
                 Html(f'<a href="#run{i}">{escape(run.name)}</a>'),
                 config.task,
                 config.model,
-                f"{run.num_parameters:,}",
+                "–" if run.num_parameters is None else f"{run.num_parameters:,}",
                 Html(f"<b>{words.pm(model['kl'])}</b>"),
                 f"{words.num(evaluation.floor_kl().mean)} ({evaluation.best_floor()}{warning})",
                 words.pm(model["entropy_mae"]),

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from bwt.records.geometry import Attention, Example, Examples, Geometry
+from bwt.records.geometry import Attention, Example, Examples, Formation, Geometry
 from bwt.report import charts, words
 from bwt.report.cards import Card
 from bwt.report.diagnostics.attention import best_head
@@ -21,8 +21,10 @@ def cards(geometry: Geometry | None) -> list[Card]:
     example = geometry.examples.sequences[0]
     if best is None or example.asked is None or example.attention is None:
         return []
-    role, _, layer, head = best
-    answered = answered_before(example.labels, example.asked) if role == "matching" else {}
+    _, _, layer, head = best
+    # Only where there are pairs to look up does a question have one answer.
+    looked_up = isinstance(geometry.formation, Formation)
+    answered = answered_before(example.labels, example.asked) if looked_up else {}
     shares = [[weight / 1000 for weight in row] for row in example.attention[layer][head]]
     picture = _draw(example, shares, f"head {head} of layer {layer}", answered)
     reading = (
@@ -34,17 +36,18 @@ def cards(geometry: Geometry | None) -> list[Card]:
     return [Card("glance", "One sequence at a glance", picture, reading, wide=True)]
 
 
-def answered_before(labels: Sequence[str], asked: Sequence[int]) -> dict[int, int]:
-    """For a step whose question was asked before: the position of the latest answer."""
-    found, last = {}, {}
+def answered_before(labels: Sequence[str], asked: Sequence[int]) -> dict[int, list[int]]:
+    """For a step whose question was asked before: the positions of its answers."""
+    answers: dict[str, list[int]] = {}
+    found = {}
     for step, name in enumerate(labels):
-        if name in last:
-            found[step] = last[name]
-        last[name] = asked[step] + 1
+        if name in answers:
+            found[step] = list(answers[name])
+        answers.setdefault(name, []).append(asked[step] + 1)
     return found
 
 
-def _draw(example: Example, shares: Matrix, head: str, answered: dict[int, int]) -> str:
+def _draw(example: Example, shares: Matrix, head: str, answered: dict[int, list[int]]) -> str:
     width, height = LEFT + 3 * PANEL + 2 * GAP + 14, TOP + PANEL + 48
     drawing = Drawing(width, height, "Exact posterior, model and attention in one sequence")
     drawing.add("rect", width=width, height=height, rx=8, class_="paper")
@@ -71,7 +74,7 @@ def _draw(example: Example, shares: Matrix, head: str, answered: dict[int, int])
     return drawing.render()
 
 
-def _name_steps(drawing: Drawing, labels: Sequence[str], answered: dict[int, int], x: float):
+def _name_steps(drawing: Drawing, labels: Sequence[str], answered: dict[int, list[int]], x: float):
     """What is shown at each step; what came before stands out."""
     wide = PANEL / len(labels)
     every = math.ceil(17 / wide) if wide < 12 else 1
@@ -87,13 +90,14 @@ def _name_rows(drawing: Drawing, text: str, x: float) -> None:
     drawing.text(x, y, text, "middle", transform=turned, class_="tick")
 
 
-def _rings(drawing: Drawing, answered: dict[int, int], steps: int, rows: int, x: float) -> None:
-    for step, position in answered.items():
-        middle = {
-            "cx": x + (step + 0.5) * PANEL / steps,
-            "cy": TOP + (position + 0.5) * PANEL / rows,
-        }
-        drawing.add("circle", r=6.0, class_="ring", **middle)
+def _rings(
+    drawing: Drawing, answered: dict[int, list[int]], steps: int, rows: int, x: float
+) -> None:
+    for step, positions in answered.items():
+        across = x + (step + 0.5) * PANEL / steps
+        for position in positions:
+            down = TOP + (position + 0.5) * PANEL / rows
+            drawing.add("circle", r=6.0, class_="ring", cx=across, cy=down)
 
 
 def _kl(exact: Sequence[float], model: Sequence[float]) -> float:

@@ -173,8 +173,9 @@ def _missing(run: Run) -> str:
 
 def _facts(run: Run) -> str:
     config = run.config
+    size = "" if run.num_parameters is None else f"{run.num_parameters:,} parameters "
     return (
-        f"{run.what}, {run.num_parameters:,} parameters ({describe(config.model_options)}). "
+        f"{run.what}, {size}({describe(config.model_options)}). "
         f"Task: {describe(config.task_options)}. {config.steps:,} steps of "
         f"{config.batch_size} fresh sequences, learning from "
         f"{'draws' if config.targets == 'sampled' else 'the exact posterior'}, seed "

@@ -26,7 +26,7 @@ class Run:
     evaluation: Evaluation  # at its own length
     metrics: list[MetricsRow]
     geometry: Geometry | None  # None if neither `bwt geometry` nor `bwt ablate` was run
-    num_parameters: int
+    num_parameters: int | None  # None without a checkpoint
     device: str
     diverged: str | None  # when and how, if it did
 
@@ -75,11 +75,11 @@ def _config(directory: RunDirectory) -> TrainConfig:
         raise RunError(f"{directory.path / 'config.json'}: {error}") from error
 
 
-def _count_parameters(directory: RunDirectory) -> int:
+def _count_parameters(directory: RunDirectory) -> int | None:
     """From the shapes in the header of the last checkpoint, without what was never trained."""
     step = directory.last_step()
     if step is None:
-        return 0
+        return None
     path = directory.weights_path(step)
     try:
         with safe_open(path, framework="numpy") as file:

@@ -39,8 +39,7 @@ def quote(marker: str, results: Path) -> str:
     scale, kind, rest = [*marker.split(maxsplit=2), "", ""][:3]
     if kind not in ("table", "value") or not rest:
         raise ValueError(
-            f"the marker {marker!r} is not SCALE table NAME or "
-            "SCALE value STUDY/SETTING/ROW/METRIC"
+            f"the marker {marker!r} is not SCALE table NAME or SCALE value STUDY/SETTING/ROW/METRIC"
         )
     document = read_record(results / scale / "results.json", Results)
     found = _table(document, rest) if kind == "table" else _value(document, rest)
