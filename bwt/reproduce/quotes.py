@@ -4,16 +4,22 @@
     | model | ... |
     <!-- /results -->
 
-    is <!-- results: laptop value architecture/hmm/transformer/kl -->0.0012<!-- /results -->
+    is <!-- results: laptop value architecture/hmm/mlp/kl -->0.12 ± 0.01<!-- /results -->
 
+    of <!-- results: laptop number shape/hmm/2 heads/pc1 -->0.35<!-- /results --> of the variance
+
+A value is given with its spread, a number is the mean over seeds alone, of a metric or of what
+geometry found.
 `python -m bwt.reproduce.quotes README.md` brings them up to date; a test fails if they are not.
 """
 
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from bwt.records.results import Results
+from bwt.records.results import Cell, Results
+from bwt.report.words import mean, num
 from bwt.reproduce.page import markdown_table
 from bwt.reproduce.tables import build
 from bwt.reproduce.tables.table import spread_of
@@ -35,14 +41,14 @@ def fill(text: str, results: Path) -> str:
 
 
 def quote(marker: str, results: Path) -> str:
-    """`SCALE table NAME` or `SCALE value STUDY/SETTING/ROW/METRIC`."""
+    """`SCALE table NAME`, or `SCALE value|number STUDY/SETTING/ROW/NAME`."""
     scale, kind, rest = [*marker.split(maxsplit=2), "", ""][:3]
-    if kind not in ("table", "value") or not rest:
+    if kind not in KINDS or not rest:
         raise ValueError(
-            f"the marker {marker!r} is not SCALE table NAME or SCALE value STUDY/SETTING/ROW/METRIC"
+            f"the marker {marker!r} is not SCALE table NAME, or SCALE value|number "
+            "STUDY/SETTING/ROW/NAME"
         )
-    document = read_record(results / scale / "results.json", Results)
-    found = _table(document, rest) if kind == "table" else _value(document, rest)
+    found = KINDS[kind](read_record(results / scale / "results.json", Results), rest)
     if found is None:
         raise ValueError(f"results have no {kind} for the marker {marker!r}")
     return found
@@ -54,11 +60,24 @@ def _table(document: Results, name: str) -> str | None:
 
 
 def _value(document: Results, place: str) -> str | None:
-    *names, metric = (part.strip() for part in place.split("/"))
+    cells, metric = _seeds(document, place)
+    return spread_of(cells, metric) if cells and metric in cells[0].metrics else None
+
+
+def _number(document: Results, place: str) -> str | None:
+    cells, name = _seeds(document, place)
+    found = [x.metrics[name].mean for x in cells if name in x.metrics]
+    found = found or [x.geometry[name] for x in cells if name in x.geometry]
+    return num(mean(found)) if found else None
+
+
+def _seeds(document: Results, place: str) -> tuple[Sequence[Cell], str]:
+    *names, name = (part.strip() for part in place.split("/"))
     seeds = find(document, *names) if len(names) == 3 else None
-    if seeds is None or metric not in seeds.cells[0].metrics:
-        return None
-    return spread_of(seeds.cells, metric)
+    return ((), name) if seeds is None else (seeds.cells, name)
+
+
+KINDS = {"table": _table, "value": _value, "number": _number}
 
 
 def folder_of(page: Path) -> Path:

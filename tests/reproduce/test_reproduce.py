@@ -369,12 +369,14 @@ def test_quotes_follow_the_results(reproduced):
     text = (
         "kl <!-- results: tiny value architecture/hmm/mlp/kl -->old<!-- /results --> bits\n"
         "<!-- results: tiny value shape/hmm/2 heads/accuracy -->old<!-- /results -->\n"
+        "<!-- results: tiny number architecture/hmm/mlp/kl -->old<!-- /results -->\n"
         "<!-- results: tiny table primitives -->\nold\n<!-- /results -->\n"
         "<!-- results: tiny table shape -->\nold\n<!-- /results -->\n"
     )
     filled = quotes.fill(text, folder / "results")
     cells = [x for x in document.cells if (x.setting, x.row) == ("hmm", "mlp") and x.chosen]
     assert f"-->{sum(x.metrics['kl'].mean for x in cells) / 2:.3g} ±" in filled
+    assert f"/kl -->{sum(x.metrics['kl'].mean for x in cells) / 2:.3g}<!--" in filled
     assert "% (1 seed)<!--" in filled
     assert "| model | accumulation (bijection) |" in filled and "| 2 heads |" in filled
     assert "old" not in filled and quotes.fill(filled, folder / "results") == filled
@@ -389,6 +391,7 @@ def test_quotes_follow_the_results(reproduced):
         ("tiny value architecture/hmm/mlp/beauty", "no value for the marker"),
         ("tiny value architecture/hmm/mlp", "no value for the marker"),
         ("tiny value architecture/hmm/cnn/kl", "no value for the marker"),
+        ("tiny number architecture/hmm/mlp/beauty", "no number for the marker"),
         ("tiny table beauty", "no table for the marker"),
         ("tiny", "is not SCALE table NAME"),
         ("tiny hmm mlp kl", "is not SCALE table NAME"),
