@@ -242,6 +242,10 @@ def heat_maps(
     return drawing.render()
 
 
+def transposed(matrix: Sequence[Sequence[float]]) -> list[list[float]]:
+    return [list(row) for row in zip(*matrix, strict=True)]
+
+
 def _middles(count: int, start: float, length: float) -> list[tuple[int, float]]:
     """Where the first, the middle and the last of `count` cells have their ticks."""
     chosen = sorted({0, (count - 1) // 2, count - 1} if count > 6 else {0, count - 1})

@@ -53,9 +53,9 @@ def _draw(example: Example, shares: Matrix, head: str, answered: dict[int, list[
     drawing.add("rect", width=width, height=height, rx=8, class_="paper")
     bits = words.num(words.mean(list(map(_kl, example.exact, example.model))))
     panels = (
-        ("Exact posterior", "of each outcome", "outcome", _transposed(example.exact)),
-        ("What the model says", f"{bits} bits away", "outcome", _transposed(example.model)),
-        ("Where it looks", head, "position", _transposed(_padded(shares))),
+        ("Exact posterior", "of each outcome", "outcome", charts.transposed(example.exact)),
+        ("What the model says", f"{bits} bits away", "outcome", charts.transposed(example.model)),
+        ("Where it looks", head, "position", charts.transposed(_padded(shares))),
     )
     for i, (name, more, rows, matrix) in enumerate(panels):
         x = LEFT + i * (PANEL + GAP)
@@ -109,7 +109,3 @@ def _kl(exact: Sequence[float], model: Sequence[float]) -> float:
 def _padded(rows: Matrix) -> list[list[float]]:
     longest = max(map(len, rows))
     return [[*row, *[0.0] * (longest - len(row))] for row in rows]
-
-
-def _transposed(matrix: Matrix) -> list[list[float]]:
-    return [list(row) for row in zip(*matrix, strict=True)]

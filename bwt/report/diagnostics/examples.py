@@ -9,7 +9,7 @@ from bwt.report.diagnostics.shown import Shown
 def cards(section: Examples) -> list[Card]:
     rows = [
         [
-            (f"{kind}, sequence {i + 1}", _transposed(getattr(example, kind)))
+            (f"{kind}, sequence {i + 1}", charts.transposed(getattr(example, kind)))
             for i, example in enumerate(section.sequences)
         ]
         for kind in ("exact", "model")
@@ -35,10 +35,6 @@ def cards(section: Examples) -> list[Card]:
         f"{words.num(furthest)}."
     )
     return [Card("examples", "Three sequences", picture, reading, wide=True)]
-
-
-def _transposed(matrix: list[list[float]]) -> list[list[float]]:
-    return [list(row) for row in zip(*matrix, strict=True)]
 
 
 SHOWN = Shown("examples", "Examples", Examples, cards)
