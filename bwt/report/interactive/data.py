@@ -16,7 +16,7 @@ def script_data(index: int, geometry: Geometry) -> str:
     if geometry.examples is not None and geometry.examples.sequences[0].tokens is not None:
         found |= _examples(geometry.examples)
         found["start"] = _start(geometry)
-    if geometry.manifold is not None:
+    if isinstance(geometry.manifold, Manifold):
         found["clouds"] = _clouds(geometry.manifold)
     # Nothing in it may end the tag.
     text = json.dumps(found, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")

@@ -1,6 +1,6 @@
 """Places in the page that the script fills; without it they are not seen."""
 
-from bwt.records.geometry import Geometry
+from bwt.records.geometry import Geometry, Manifold
 from bwt.report.cards import Card
 
 STEPS = (
@@ -42,4 +42,4 @@ def _has(chapter: str, geometry: Geometry) -> bool:
         return examples is not None and examples.sequences[0].tokens is not None
     if chapter == "training":
         return examples is not None and len(examples.checkpoints or ()) > 1
-    return manifold is not None and any(x.z is not None for x in manifold.points.values())
+    return isinstance(manifold, Manifold) and any(x.z is not None for x in manifold.points.values())
