@@ -5,17 +5,14 @@ from datetime import datetime, timezone
 from functools import partial
 from importlib import import_module, metadata
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
 
 from bwt.runs.files import write_atomically
+from bwt.tuning.clocks import Gpu, kernel_seconds
 from bwt.tuning.search import Machine
 from bwt.tuning.subjects import Key
-
-LEAST_FLUSH = 64 << 20  # bytes; small caches would be emptied faster than a kernel is queued
-SAMPLES = 15
 
 
 def machine() -> Machine:
@@ -23,7 +20,7 @@ def machine() -> Machine:
 
     # Not the device's own table: that is what is being made.
     arch = architecture(torch.device("cuda")).partition(":")[0]
-    return Machine(arch, "cuda", call, partial(seconds, flusher()))
+    return Machine(arch, "cuda", call, partial(kernel_seconds, Gpu()))
 
 
 def call(module: str, function: str, *tensors, **options):
@@ -31,28 +28,6 @@ def call(module: str, function: str, *tensors, **options):
     there = [None if x is None else x.cuda() for x in tensors]
     found = getattr(import_module(module), function)(*there, **options)
     return tuple(None if x is None else x.cpu() for x in found)
-
-
-def flusher():
-    """Leaves nothing in the L2 cache: writes twice as much as it holds."""
-    size = max(LEAST_FLUSH, 2 * torch.cuda.get_device_properties("cuda").L2_cache_size)
-    return torch.empty(size, dtype=torch.int8, device="cuda").zero_
-
-
-def seconds(flush, run) -> float:
-    """The median of some runs by the device's own clock. It is busy emptying its cache while
-    a run is queued, so that the time is not that of the host."""
-    run()
-    times = []
-    for _ in range(SAMPLES):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        flush()
-        start.record()
-        run()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / 1e3)
-    return median(times)
 
 
 def document(name: str, arch: str, entries: dict[Key, tuple]) -> dict[str, Any]:
