@@ -9,6 +9,7 @@ else is done.
 import sys
 from typing import NamedTuple
 
+import command
 import common
 import numpy as np
 import torch
@@ -96,11 +97,12 @@ BENCH = Bench(
     check=check,
     baseline="torch",
     traffic=traffic,
+    quick=tuple(CASES),
 )
 
 
 def main(argv: list[str] | None = None) -> int:
-    return common.main(BENCH, argv)
+    return command.main(BENCH, argv)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ BENCHES = (
 )
 TASKS = ("bijection", "hmm", "recall")
 LEAST_MEMORY = 4000  # MiB free; the largest benchmark needs about that
+TARGET_MISSED = 3  # an exit code of the benchmarks
 OLDEST_NVCC = (12, 8)  # knows compute_100
 
 # Run in .venv: what torch and bwt make of the machine.
@@ -161,7 +162,7 @@ def tune(shell: Shell, plan: Plan) -> dict[str, Any]:
 
 def bench(shell: Shell, plan: Plan) -> dict[str, Any]:
     """All benchmarks; one that is wrong or fails does not keep the others from running."""
-    rows, faults = [], []
+    rows, faults, notes = [], [], []
     budget = ["--seconds", "0.5"]
     if plan.quick:  # torch.compile takes longer than all else
         budget = ["--repeats", "5", "--seconds", "0.1", "--without", "*compiled"]
@@ -174,8 +175,12 @@ def bench(shell: Shell, plan: Plan) -> dict[str, Any]:
             faults.append(f"{name}: {fault}")
             continue
         rows += found["rows"]
-        faults += found["wrong"] or ([f"{name}: exit code {code}"] if code else [])
-    details = {"rows": rows, "faults": faults}
+        missed = [claim for claim in found.get("claims", ()) if claim["verdict"] == "missed"]
+        notes += [f"{name}: target missed: {x['claim']}: {x['measured']:.3g}" for x in missed]
+        faults += found["wrong"] or (
+            [f"{name}: exit code {code}"] if code not in (0, TARGET_MISSED) else []
+        )
+    details = {"rows": rows, "faults": faults, "notes": notes}
     if faults:
         raise Failed(f"{len(faults)} fault(s), the first: {faults[0]}", details)
     return details

@@ -21,13 +21,10 @@ class Figures:
         self.peak = peaks.of(gpu.name, partial(clocks.kernel_seconds, gpu))
         self.circumstances = machine.circumstances() | {"peaks": self.peak.source}
 
-    def samples(self, clock, calls: dict[str, timing.Call], options) -> dict[str, list[float]]:
-        """Seconds by one of clocks.*_seconds."""
-        clock = partial(clock, self.gpu)
-        return timing.interleaved(calls, clock, options.repeats, options.seconds, clocks.PACE)
-
     def add(self, bench, case, rows: list[dict], calls: dict[str, timing.Call], options) -> None:
-        samples = self.samples(clocks.cold_seconds, calls, options)
+        clock = partial(clocks.cold_seconds, self.gpu)
+        budget = (options.repeats, options.seconds, clocks.PACE)
+        samples = timing.interleaved(calls, clock, *budget)
         for row in rows:
             name = row["provider"]
             cold = timing.quantiles(samples[name]).median
@@ -58,8 +55,9 @@ def line(row: dict) -> str:
         return "-" if row.get(name) is None else f"{row[name]:.1f}%"
 
     where = f"{row['case']} {row['mode']} {row['provider']}"
+    warm = f"warm {row['median_ms']:.4g} ms, " if row["cache"] == "warm" else ""
     return (
-        f"{where}: L2 warm {row['median_ms']:.4g} ms, cold {row['cold_ms']:.4g} ms, "
+        f"{where}: L2 {warm}cold {row['cold_ms']:.4g} ms, "
         f"{row['host_us']:.3g} us to launch, {percent('bandwidth_percent')} of bandwidth, "
         f"{percent('arithmetic_percent')} of arithmetic"
     )

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PACKAGES = ("bwt", "torch", "triton", "numpy")
 
-KEY = ("op", "case", "provider", "mode", "dtype", "device", "threads")
+KEY = ("op", "case", "provider", "mode", "dtype", "device", "threads", "cache")
 # Times are those of one call, which handles `units` units; `ratio` compares times per unit:
 # that of the baseline in the same run over this one's, so above 1 is faster than the baseline.
 COLUMNS = (
@@ -26,6 +26,8 @@ COLUMNS = (
     *("baseline", "ratio", "pages", "versions", "simd", "git", "timestamp"),
     # On a GPU: with a cold L2 cache, until a call returns, of the device's peaks, its state.
     *("cold_ms", "host_us", "bandwidth_percent", "arithmetic_percent", "gpu"),
+    # "warm", or "cold" if the caches were emptied before each call.
+    "cache",
 )
 
 
@@ -100,7 +102,8 @@ def read(path: Path) -> list[dict[str, str]]:
     if not path.exists():
         return []
     with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+        # Rows of old had no cache but a warm one.
+        return [{**row, "cache": row.get("cache") or "warm"} for row in csv.DictReader(file)]
 
 
 def replace(path: Path, text: str) -> None:

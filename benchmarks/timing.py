@@ -18,6 +18,7 @@ Call = Callable[[], Any]
 Clock = Callable[[Call, int], float]
 
 FEWEST_SAMPLES = 3
+UNKNOWN_CACHE = 64 << 20  # bytes, where the system does not tell
 
 
 class Pace(NamedTuple):
@@ -26,6 +27,7 @@ class Pace(NamedTuple):
 
 
 CPU = Pace(1e-3, 0.02)
+COLD = Pace(0.0, 0.0)  # one call for each sample, and none before it
 
 
 class Plan(NamedTuple):
@@ -46,22 +48,31 @@ def cpu_count() -> int:
 
 
 def interleaved(
-    calls: dict[str, Call], clock: Clock, repeats: int, seconds: float, pace: Pace = CPU
+    calls: dict[str, Call],
+    clock: Clock,
+    repeats: int,
+    seconds: float,
+    pace: Pace = CPU,
+    say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, list[float]]:
-    """Seconds per call by `clock(call, loops)`.
+    """Seconds per call by `clock(call, loops)`; what comes next is said between samples.
 
     Samples go round the calls, so that other load on the machine hits all alike; a call too slow
     for `repeats` samples in `seconds` gets fewer, spread over the run. A sample begins with a call
     that is not timed: the one after another provider's finds its memory out of the cache, which
     would be held against slow providers, of few calls per sample, only.
     """
-    plans = {name: _plan(call, clock, repeats, seconds, pace) for name, call in calls.items()}
+    plans = {}
+    for name, call in calls.items():
+        say(f"warming up {name}")
+        plans[name] = plan(call, clock, repeats, seconds, pace)
     samples: dict[str, list[float]] = {name: [] for name in calls}
-    with _no_garbage_collection():
+    with no_garbage_collection():
         for turn in range(repeats):
             for name, call in calls.items():
                 loops, wanted, warm = plans[name]
                 if (turn + 1) * wanted // repeats > turn * wanted // repeats:
+                    say(f"timing {name}, round {turn + 1} of {repeats}")
                     if warm:
                         call()
                     samples[name].append(clock(call, loops))
@@ -72,7 +83,14 @@ def quantiles(samples: list[float]) -> Quantiles:
     return Quantiles(*(float(x) for x in np.quantile(samples, [0.2, 0.5, 0.8])))
 
 
-def _plan(call: Call, clock: Clock, repeats: int, seconds: float, pace: Pace) -> Plan:
+def plan(
+    call: Call,
+    clock: Clock,
+    repeats: int,
+    seconds: float,
+    pace: Pace = CPU,
+    fewest: int = FEWEST_SAMPLES,
+) -> Plan:
     estimate = spent = clock(call, 1)
     while spent < pace.warm_up:
         # The last call is the warmest one.
@@ -82,7 +100,7 @@ def _plan(call: Call, clock: Clock, repeats: int, seconds: float, pace: Pace) ->
     affordable = int(seconds / max(estimate * loops, 1e-9))
     # What takes longer than that has warmed itself up by its end.
     warm = estimate < pace.warm_up
-    return Plan(loops, min(repeats, max(FEWEST_SAMPLES, affordable)), warm)
+    return Plan(loops, min(repeats, max(fewest, affordable)), warm)
 
 
 def cpu_seconds(call: Call, loops: int) -> float:
@@ -92,8 +110,33 @@ def cpu_seconds(call: Call, loops: int) -> float:
     return (perf_counter() - start) / loops
 
 
+def cold_clock(evict: Call) -> Clock:
+    """A clock that calls `evict` before each call, and does not count it."""
+
+    def seconds(call: Call, loops: int) -> float:
+        total = 0.0
+        for _ in range(loops):
+            evict()
+            total += cpu_seconds(call, 1)
+        return total / loops
+
+    return seconds
+
+
+def evictor() -> Call:
+    """Leaves nothing of a call in the CPU's caches: writes twice as much as the last one holds."""
+    return torch.empty(2 * last_level_bytes(), dtype=torch.int8).zero_
+
+
+def last_level_bytes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
+    factors = {"K": 1 << 10, "M": 1 << 20}
+    texts = [path.read_text().strip() for path in folder.glob("index*/size")]
+    sizes = [int(text[:-1]) * factors[text[-1]] for text in texts if text[-1:] in factors]
+    return max(sizes, default=UNKNOWN_CACHE)
+
+
 @contextmanager
-def _no_garbage_collection():
+def no_garbage_collection():
     enabled = gc.isenabled()
     gc.collect()
     gc.disable()

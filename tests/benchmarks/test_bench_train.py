@@ -20,11 +20,11 @@ def bench():
 def test_end_to_end(bench, capsys):
     flags = ["--threads", "1", "--repeats", "2", "--seconds", "0.1", "--cases", "quick-*"]
     providers = ["bwt", "bwt-captured", "eager-*", "gemm"]
-    assert bench.main([*flags, "--providers", *providers]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert any("steps/s" in line and "tokens/s" in line for line in lines)
-    rows = json.loads(lines[-1])["rows"]
+    assert bench.main([*flags, "--providers", *providers, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
     assert len(rows) == 2 * 5 and {row["unit"] for row in rows} == {"step"}
+    rates = bench.rates(rows).splitlines()
+    assert len(rates) == 2 * 4 and all("steps/s" in x and "tokens/s" in x for x in rates)
 
 
 @pytest.mark.parametrize("name", ["bwt", "eager-sdpa"])

@@ -162,9 +162,18 @@ def make_bench(gpu, results, **changes):
 
 
 def run(capsys, bench, *arguments):
-    code = module("common").main(bench, ["--device", "cuda", "--repeats", "4", *arguments])
-    lines = capsys.readouterr().out.splitlines()
-    return code, lines, json.loads(lines[-1])["rows"]
+    flags = ["--device", "cuda", "--repeats", "4", *arguments]
+    measuring, rows = module("measuring"), []
+
+    def measure(*given, whole=measuring.measure):
+        report = whole(*given)
+        rows.extend(report.rows)
+        return report
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measuring, "measure", measure)
+        code = module("command").main(bench, flags)
+    return code, capsys.readouterr().out.splitlines(), rows
 
 
 def test_a_row_has_both_times_latency_percents_and_circumstances(gpu, capsys):
@@ -180,6 +189,12 @@ def test_a_row_has_both_times_latency_percents_and_circumstances(gpu, capsys):
     assert row["gpu"]["peaks"] == "A100 datasheet" and row["versions"]["torch"]
     wanted = "L2 warm 0.01 ms, cold 0.07 ms, 5 us to launch, 50.0% of bandwidth, 100.0% of arith"
     assert any(wanted in line for line in lines)
+
+
+def test_cold_alone(gpu, capsys):
+    _, lines, [row] = run(capsys, make_bench(gpu, {"a": [1, 1]}), "--cold")
+    assert row["median_ms"] == pytest.approx(0.07) and row["cache"] == "cold"
+    assert any("a: L2 cold 0.07 ms, 5 us to launch" in line for line in lines)
 
 
 def test_wrong_after_the_timing_gets_no_row(gpu, capsys):
@@ -203,7 +218,7 @@ def test_a_case_of_the_gpu_is_not_measured_on_a_cpu(gpu, capsys):
     common = module("common")
     cases = [common.Case("c", {}, units=4, devices=("cuda",))]
     bench = make_bench(gpu, {"a": [1, 1]}, cases=cases)
-    code = common.main(bench, ["--device", "cpu", "--json"])
+    code = module("command").main(bench, ["--device", "cpu", "--json"])
     assert code == 0 and json.loads(capsys.readouterr().out)["rows"] == []
 
 
@@ -250,19 +265,20 @@ def test_every_benchmark_has_providers_cases_and_figures_for_a_gpu(name):
 @pytest.mark.parametrize("name", BENCHES)
 def test_every_benchmark_makes_rows_of_a_gpu(name, monkeypatch):
     """A small case with a CPU in the GPU's place: inputs, checks, both clocks, percents."""
-    common, gpu_rows = module("common"), module("gpu_rows")
+    gpu_rows, measuring = module("gpu_rows"), module("measuring")
     monkeypatch.setattr(module("machine"), "output", lambda command: SMI)
     monkeypatch.setattr(module("clocks"), "HOST_SAMPLES", 1)
     bench = module(f"bench_{name}").BENCH
     sizes, options = SMALL[name]
     case = module(f"bench_{name}").declare(*sizes, **options)
-    figures = gpu_rows.Figures(CpuAsGpu())
+    clock = measuring.Clock("cpu", cold=False)
+    clock.figures = gpu_rows.Figures(CpuAsGpu())
     served = [p for p in bench.providers if "cuda" in p.devices and p.name in PROVIDERS]
     options = SimpleNamespace(repeats=1, seconds=0.01, memory=False)
-    report = common.Report()
+    report, progress = measuring.Report(), module("progress").Progress(quiet=True)
     for mode in case.modes:
-        group = common._Group(bench, case, mode, bench.inputs(case, "cpu"), "cpu", 1, figures)
-        report.rows += group.measure(served, options, report, "", lambda text: None)
+        group = measuring.Group(bench, case, mode, bench.inputs(case, "cpu"), clock, 1)
+        report.rows += group.measure(served, options, report, progress)
     assert report.rows and not report.wrong
     for row in report.rows:
         assert row["device"] == "NVIDIA B200" and row["cold_ms"] > 0 and row["host_us"] > 0

@@ -251,6 +251,16 @@ def test_absent(): pytest.skip("x")
         shell.answers = [(0, [json.dumps({"rows": [{"n": i}], "wrong": []})]) for i in range(7)]
         assert gpu.bench(shell, gpu.Plan.of(False))["rows"] == [{"n": i} for i in range(7)]
 
+    def test_a_missed_target_is_a_note(self, gpu, tmp_path):
+        claim = {"claim": "a / b at least 2", "measured": 1.234, "verdict": "missed"}
+        met = {"claim": "a / c at least 1", "measured": 1.234, "verdict": "met"}
+        missed = {"rows": [], "wrong": [], "claims": [met, claim]}
+        good = {"rows": [], "wrong": [], "claims": [met]}
+        answers = [(0, [json.dumps(good)])] * 6
+        shell = FakeShell(tmp_path, (3, [json.dumps(missed)]), *answers)
+        notes = gpu.bench(shell, gpu.Plan.of(False))["notes"]
+        assert notes == ["attention: target missed: a / b at least 2: 1.23"]
+
     def test_the_benchmarks_take_the_flags_they_are_given(self, gpu, tmp_path):
         """Each is asked for --device cuda and refuses it here for no other reason."""
         if torch.cuda.is_available():
