@@ -90,7 +90,7 @@ check-kernels: $(VENV)/.dependencies
 
 bench: build
 	$(BIN)/pip install --quiet -e '.[bench]' --no-build-isolation
-	for file in benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done
+	$(BIN)/bwt bench
 
 sanitize: build
 	BWT_SANITIZE=1 BWT_CUDA=0 $(BIN)/python setup.py --quiet build --build-base build/sanitize \

@@ -5,15 +5,14 @@ from statistics import median
 from time import perf_counter
 
 import torch
-from timing import Call, Pace
+from timing import Call
 
 from bwt.tuning import clocks
 from bwt.tuning.clocks import cold_seconds, kernel_seconds
 
-__all__ = ["PACE", "Gpu", "cold_seconds", "host_seconds", "kernel_seconds", "warm_seconds"]
+__all__ = ["Gpu", "cold_seconds", "host_seconds", "kernel_seconds", "warm_seconds"]
 
 HOST_SAMPLES = 20
-PACE = Pace(0.0, 0.0)  # events are exact for a single call, and each is warmed up by another
 
 
 class Gpu(clocks.Gpu):

@@ -4,7 +4,6 @@ import argparse
 import json
 
 import arguments
-import gpu_rows
 import measuring
 import options as every
 import records
@@ -90,7 +89,7 @@ def _exit_code(report: measuring.Report, claims: list[dict]) -> int:
 
 def _foot(bench: Bench, report: measuring.Report, claims: list[dict], code: int) -> list[str]:
     lines = [bench.notes(report.rows)] if bench.notes and report.rows else []
-    lines += [gpu_rows.line(row) for row in report.rows if "cold_ms" in row]
+    lines += [summary.gpu_line(row) for row in report.rows if "cold_ms" in row]
     lines += [f"{text} ({', '.join(cases)})" for text, cases in report.unavailable.items()]
     lines += map(summary.sentence, claims)
     missed = sum(claim["verdict"] == summary.MISSED for claim in claims)

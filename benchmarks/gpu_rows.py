@@ -23,7 +23,7 @@ class Figures:
 
     def add(self, bench, case, rows: list[dict], calls: dict[str, timing.Call], options) -> None:
         clock = partial(clocks.cold_seconds, self.gpu)
-        budget = (options.repeats, options.seconds, clocks.PACE)
+        budget = (options.repeats, options.seconds, timing.GPU)
         samples = timing.interleaved(calls, clock, *budget)
         for row in rows:
             name = row["provider"]
@@ -46,18 +46,3 @@ class Figures:
             rate = share * bench.operations(case, row["mode"]) / (row["median_ms"] / 1e3)
             found["arithmetic_percent"] = 100 * rate / self.peak.arithmetic(row["dtype"])
         return found
-
-
-def line(row: dict) -> str:
-    """Below the table; `-` where nothing is known."""
-
-    def percent(name: str) -> str:
-        return "-" if row.get(name) is None else f"{row[name]:.1f}%"
-
-    where = f"{row['case']} {row['mode']} {row['provider']}"
-    warm = f"warm {row['median_ms']:.4g} ms, " if row["cache"] == "warm" else ""
-    return (
-        f"{where}: L2 {warm}cold {row['cold_ms']:.4g} ms, "
-        f"{row['host_us']:.3g} us to launch, {percent('bandwidth_percent')} of bandwidth, "
-        f"{percent('arithmetic_percent')} of arithmetic"
-    )

@@ -4,11 +4,10 @@ import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from importlib import import_module
 from typing import Any
 
-import clocks
 import common
-import gpu_rows
 import records
 import summary
 import timing
@@ -37,13 +36,17 @@ class Clock:
         self.device, self.cold = device, cold
 
     @cached_property
-    def figures(self) -> gpu_rows.Figures | None:
-        """Of a GPU."""
-        return None if self.device == "cpu" else gpu_rows.Figures(clocks.Gpu(self.device))
+    def figures(self):
+        """gpu_rows.Figures of a GPU. Imported only then: its clocks are in bwt, which is an older
+        one where a commit is compared with the present."""
+        if self.device == "cpu":
+            return None
+        return import_module("gpu_rows").Figures(import_module("clocks").Gpu(self.device))
 
     @cached_property
     def clock(self) -> timing.Clock:
         if self.figures:
+            clocks = import_module("clocks")
             clock = clocks.cold_seconds if self.cold else clocks.warm_seconds
             return partial(clock, self.figures.gpu)
         return timing.cold_clock(timing.evictor()) if self.cold else timing.cpu_seconds
@@ -51,7 +54,7 @@ class Clock:
     @property
     def pace(self) -> timing.Pace:
         if self.figures:
-            return clocks.PACE
+            return timing.GPU
         return timing.COLD if self.cold else timing.CPU
 
     @property

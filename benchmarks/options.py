@@ -3,6 +3,7 @@
 import argparse
 import fnmatch
 import importlib.util
+from collections.abc import Iterable
 from pathlib import Path
 
 import arguments
@@ -16,8 +17,10 @@ REPEATS, SECONDS = 20, 2.0
 QUICK_REPEATS, QUICK_SECONDS = 7, 0.3
 
 
-def add_common(parser: argparse.ArgumentParser) -> None:
-    """What a run and a comparison take alike."""
+def add_common(
+    parser: argparse.ArgumentParser, repeats: tuple[int, int] = (REPEATS, QUICK_REPEATS)
+) -> None:
+    """What a run and a comparison take alike; `repeats` without and with --quick, if not given."""
     add = parser.add_argument
     add(
         "--quick",
@@ -29,7 +32,7 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     add("--without", nargs="+", default=[], metavar="NAME", help="leave out these providers")
     text = f"CPU threads ({' and '.join(map(str, _threads()))}; 1 with --quick)"
     add("--threads", nargs="+", type=arguments.positive, help=text)
-    text = f"samples of each provider ({REPEATS}; {QUICK_REPEATS} with --quick)"
+    text = f"samples of each provider ({repeats[0]}; {repeats[1]} with --quick)"
     add("--repeats", type=arguments.positive, help=text)
     add(
         "--seconds",
@@ -64,7 +67,11 @@ def all_cases(bench: Bench) -> list[Case]:
     return [*bench.cases, *(case for case in bench.quick if case not in bench.cases)]
 
 
-def choose(bench: Bench, options: argparse.Namespace) -> None:
+def choose(
+    bench: Bench,
+    options: argparse.Namespace,
+    repeats: tuple[int, int] = (REPEATS, QUICK_REPEATS),
+) -> None:
     """Turns names into cases and providers, and fills in what depends on --quick.
 
     Raises:
@@ -79,13 +86,17 @@ def choose(bench: Bench, options: argparse.Namespace) -> None:
     options.providers = [
         provider
         for provider in _select("provider", bench.providers, options.providers)
-        if not any(fnmatch.fnmatch(provider.name, pattern) for pattern in left_out)
+        if not matches(provider.name, left_out)
     ]
     options.threads = options.threads or ([1] if quick else _threads())
-    options.repeats = options.repeats or (QUICK_REPEATS if quick else REPEATS)
+    options.repeats = options.repeats or repeats[quick]
     options.seconds = options.seconds or (QUICK_SECONDS if quick else SECONDS)
     if "cuda" in options.device and not torch.cuda.is_available():
         raise ValueError("--device cuda: torch sees no CUDA device on this machine")
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
 
 
 def _select(kind: str, items: list, wanted: list[str] | None) -> list:
@@ -95,7 +106,7 @@ def _select(kind: str, items: list, wanted: list[str] | None) -> list:
     for pattern in wanted:
         if not fnmatch.filter(names, pattern):
             raise ValueError(f"no {kind} {pattern!r}; choose from {', '.join(names)}")
-    return [item for item in items if any(fnmatch.fnmatch(item.name, p) for p in wanted)]
+    return [item for item in items if matches(item.name, wanted)]
 
 
 def check_plot(path: str | None) -> None:

@@ -36,8 +36,8 @@ def environment(packages: Iterable[str], pages: str) -> dict:
     return {
         "pages": pages,
         "versions": {**versions(packages), "python": platform.python_version()},
-        "simd": _simd(),
-        "git": _git_state(),
+        "simd": simd(),
+        "git": git_state(),
         "timestamp": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
 
@@ -61,7 +61,7 @@ def versions(packages: Iterable[str]) -> dict[str, str | None]:
     return found
 
 
-def _simd() -> str:
+def simd() -> str:
     """The instruction set the native library chose on this machine; empty if it is not built."""
     try:
         return importlib.import_module("bwt._C").simd()
@@ -69,7 +69,7 @@ def _simd() -> str:
         return ""
 
 
-def _git_state() -> str:
+def git_state() -> str:
     def git(*arguments: str) -> subprocess.CompletedProcess:
         return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
 

@@ -137,6 +137,21 @@ def _cells(row: dict, bound: dict | None) -> list[str]:
     return [name, row["provider"], str(row["threads"]), *times, faster, limit]
 
 
+def gpu_line(row: dict) -> str:
+    """What a row has of a GPU beside its time; `-` where nothing is known."""
+
+    def percent(name: str) -> str:
+        return "-" if row.get(name) is None else f"{row[name]:.1f}%"
+
+    where = f"{row['case']} {row['mode']} {row['provider']}"
+    warm = f"warm {row['median_ms']:.4g} ms, " if row["cache"] == "warm" else ""
+    return (
+        f"{where}: L2 {warm}cold {row['cold_ms']:.4g} ms, "
+        f"{row['host_us']:.3g} us to launch, {percent('bandwidth_percent')} of bandwidth, "
+        f"{percent('arithmetic_percent')} of arithmetic"
+    )
+
+
 def figure(x: float) -> str:
     return f"{x:.0f}" if x >= 100 else f"{x:.3g}"
 

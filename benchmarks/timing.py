@@ -28,6 +28,7 @@ class Pace(NamedTuple):
 
 CPU = Pace(1e-3, 0.02)
 COLD = Pace(0.0, 0.0)  # one call for each sample, and none before it
+GPU = Pace(0.0, 0.0)  # events are exact for a single call, and each is warmed up by another
 
 
 class Plan(NamedTuple):
@@ -67,7 +68,7 @@ def interleaved(
         say(f"warming up {name}")
         plans[name] = plan(call, clock, repeats, seconds, pace)
     samples: dict[str, list[float]] = {name: [] for name in calls}
-    with no_garbage_collection():
+    with _no_garbage_collection():
         for turn in range(repeats):
             for name, call in calls.items():
                 loops, wanted, warm = plans[name]
@@ -93,9 +94,10 @@ def plan(
 ) -> Plan:
     estimate = spent = clock(call, 1)
     while spent < pace.warm_up:
-        # The last call is the warmest one.
-        estimate = clock(call, 1)
-        spent += max(estimate, 1e-6)
+        # The shortest call is warm and was not interrupted.
+        latest = clock(call, 1)
+        estimate = min(estimate, latest)
+        spent += max(latest, 1e-6)
     loops = max(1, math.ceil(pace.shortest / max(estimate, 1e-9)))
     affordable = int(seconds / max(estimate * loops, 1e-9))
     # What takes longer than that has warmed itself up by its end.
@@ -136,7 +138,7 @@ def last_level_bytes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) 
 
 
 @contextmanager
-def no_garbage_collection():
+def _no_garbage_collection():
     enabled = gc.isenabled()
     gc.collect()
     gc.disable()

@@ -284,7 +284,7 @@ def test_every_benchmark_makes_rows_of_a_gpu(name, monkeypatch):
         assert row["device"] == "NVIDIA B200" and row["cold_ms"] > 0 and row["host_us"] > 0
         assert (row["bandwidth_percent"] is not None) == (bench.traffic is not None)
         assert (row["arithmetic_percent"] is not None) == (bench.operations is not None)
-        assert gpu_rows.line(row).startswith(case.name)
+        assert module("summary").gpu_line(row).startswith(case.name)
 
 
 def test_without_leaves_providers_out(gpu, capsys):

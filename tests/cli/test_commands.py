@@ -49,11 +49,15 @@ def test_kernels_as_a_table(capsys):
 
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
-    """With one benchmark that only says what it was given."""
+    """With benchmarks that only say what they were given and end as they are told."""
     (tmp_path / "bwt").mkdir()
     (tmp_path / "benchmarks").mkdir()
-    code = "import json, sys; print(json.dumps(sys.argv[1:])); sys.exit('--wrong' in sys.argv)"
-    (tmp_path / "benchmarks/bench_echo.py").write_text(code)
+    code = (
+        "import json, sys; print(json.dumps(sys.argv[1:]))\n"
+        "sys.exit(next((int(x[6:]) for x in sys.argv if x.startswith('--end=')), 0))"
+    )
+    for name in ("bench_echo", "bench_other", "compare"):
+        (tmp_path / f"benchmarks/{name}.py").write_text(code)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -62,13 +66,57 @@ def test_bench_runs_the_files_of_the_checkout(checkout, capfd):
     assert main(["bench", "echo", "--cases", "a", "b"]) == 0
     assert capfd.readouterr().out.splitlines()[-1] == '["--cases", "a", "b"]'
     assert main(["bench", "--json"]) == 0
+    assert json.loads(capfd.readouterr().out) == [["--json"], ["--json"]]
+    assert main(["bench", "echo", "--json"]) == 0
     assert json.loads(capfd.readouterr().out) == [["--json"]]
-    assert main(["bench", "echo", "--wrong"]) == 1
+    assert main(["bench", "echo", "--end=1"]) == 1
+    assert main(["bench", "--quick", "--cold", "echo", "--cases", "a"]) == 0
+    words = '["--cases", "a", "--quick", "--cold"]'
+    assert capfd.readouterr().out.splitlines()[-1] == words
+
+
+def test_bench_goes_on_after_a_failure_and_says_so_at_the_end(checkout, capfd):
+    assert main(["bench", "echo", "other", "--end=3"]) == 3
+    lines = capfd.readouterr().out.splitlines()
+    assert lines.count('["--end=3"]') == 2
+    assert lines[-2:] == [
+        "echo: a target is missed beyond noise (exit code 3)",
+        "other: a target is missed beyond noise (exit code 3)",
+    ]
+
+
+def test_the_gravest_exit_code_is_taken():
+    assert bench._gravest([0, 0]) == 0
+    assert bench._gravest([0, 3, 4, 3]) == 4
+    assert bench._gravest([3, 1, 4]) == 1
+    assert bench._gravest([1, 2]) == 2
+    assert bench._gravest([1, -11, 2]) == -11
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--compare", "HEAD~1", "echo", "other", "--cases", "a"],
+        ["echo", "other", "--cases", "a", "--compare", "HEAD~1"],
+    ],
+)
+def test_bench_hands_a_comparison_over(checkout, capfd, words):
+    assert main(["bench", *words]) == 0
+    expected = ["HEAD~1", "echo", "other", "--cases", "a"]
+    assert json.loads(capfd.readouterr().out) == expected
+    assert main(["bench", "--json", *words, "--end=4"]) == 4
+    assert json.loads(capfd.readouterr().out) == [*expected, "--end=4", "--json"]
+
+
+def test_bench_compare_needs_something(checkout, capfd):
+    assert main(["bench", "echo", "--compare"]) == 2
+    error = capfd.readouterr().err
+    assert error.count("\n") == 1 and "--compare: expected one argument" in error
 
 
 def test_bench_names_what_there_is(checkout, capsys):
     assert main(["bench", "chess"]) == 2
-    assert capsys.readouterr().err == "bwt: bench: no benchmark 'chess'; choose from echo\n"
+    assert capsys.readouterr().err == "bwt: bench: no benchmark 'chess'; choose from echo, other\n"
 
 
 def test_bench_outside_a_checkout(checkout, capsys, monkeypatch):
