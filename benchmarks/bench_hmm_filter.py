@@ -318,9 +318,7 @@ def claims():
             yield Claim(case.name, slow=peer, fast="native", at_least=3, goal=goal)
     for dtype, case in MAIN.items():
         goal = "goal: 2.5 times the time of copying the outputs"
-        chain = (
-            "a chain of dependent steps with a transposition at both ends, not memory, bounds it"
-        )
+        chain = "dependent steps with a transposition at both ends bound it, not memory"
         remark = f"known: {chain} (benchmarks/README.md)" if dtype == "float32" else ""
         native = dict(slow="native", fast="copy", at_most=2.5)
         yield Claim(case.name, **native, goal=goal, remark=remark)

@@ -10,9 +10,9 @@ over the pairs, and its interval the 99% interval of a median. What is not the s
 more in new processes and must show again.
 
 FILE is what `bwt bench --json` printed, or a CSV file of benchmarks/results. Its rows were taken
-at another time, so the interval goes from p20 over p80 to p80 over p20, divided by the drift: the
-ratio of what is not bwt's (peers and bounds) in the same group. Rows of another machine, SIMD level
-or cache are not compared. A COMMIT says more.
+at another time, so the interval goes from p20 over p80 to p80 over p20, both as it is and divided
+by the drift: the ratio of what is not bwt's (peers and bounds) in the same group. Rows of another
+machine, SIMD level or cache are not compared. A COMMIT says more.
 """
 
 import argparse
@@ -118,7 +118,9 @@ def against_commit(commit: str, options: argparse.Namespace, progress: Progress)
     outcome = Outcome()
     progress.at(commit[:12])
     with trees.checked_out(commit, progress) as tree:
-        progress.tell(f"before: {commit[:12]}, now: {records.git_state()[:12] or 'this tree'}")
+        present, _, changes = records.git_state().partition("-")
+        changes = " with changes" if changes else ""
+        progress.tell(f"before: {commit[:12]}, now: {present[:12]}{changes}")
         for bench, own in pairs:
             if options.providers is None:
                 own.providers = [

@@ -61,13 +61,12 @@ def of_medians(slow: list[float], fast: list[float]) -> Ratio:
 
 def of_quantiles(before: dict, now: dict, drift: float = 1.0) -> Ratio:
     """Of rows recorded at different times: the medians, and the interval from p20 over p80 to p80
-    over p20. `drift` is the ratio of what cannot have changed."""
+    over p20. `drift` is the ratio of what cannot have changed; the value is divided by it, and the
+    interval holds what it is with and without: a drift is noisy, too, and must not decide alone."""
 
-    def per_unit(row, name):
-        return row[f"{name}_ms"] / row["units"]
+    def ratio(a: str, b: str) -> float:
+        times = (row[f"{name}_ms"] / row["units"] for row, name in ((now, a), (before, b)))
+        return next(times) / next(times)
 
-    value, low, high = (
-        per_unit(now, a) / per_unit(before, b) / drift
-        for a, b in (("median", "median"), ("p20", "p80"), ("p80", "p20"))
-    )
-    return Ratio(value, low, high)
+    low, high = ratio("p20", "p80"), ratio("p80", "p20")
+    return Ratio(ratio("median", "median") / drift, min(low, low / drift), max(high, high / drift))

@@ -64,6 +64,7 @@ def compare(
         for row in (row for row in outcome.rows if row["verdict"] != SAME):
             suspects.setdefault(_place(row), []).append(row["provider"])
         if suspects:
+            progress.tell("once more, in new processes:")
             again = Outcome()
             second = list(_round(bench, suspects, start, again, progress))
             _confirm(outcome, second, show)

@@ -74,7 +74,10 @@ class TestNoise:
     def test_quantiles(self):
         old = dict(units=2, p20_ms=1.0, median_ms=2.0, p80_ms=4.0)
         new = dict(units=1, p20_ms=3.0, median_ms=4.0, p80_ms=5.0)
-        assert module("noise").of_quantiles(old, new, drift=2.0) == (2, 0.75, 5)
+        of_quantiles = module("noise").of_quantiles
+        assert of_quantiles(old, new) == (4, 1.5, 10)
+        assert of_quantiles(old, new, drift=2.0) == (2, 0.75, 10)
+        assert of_quantiles(old, new, drift=0.5) == (8, 1.5, 20)
 
 
 class Machine:
@@ -391,7 +394,7 @@ class TestFile:
         assert code == 4
         assert lines[-1] == "2 compared: 1 slower, 1 faster (exit code 4)"
         [slower] = [line for line in lines if line.startswith("slower")]
-        assert "native takes 1.2 (1.15 to 1.25) times as long" in slower
+        assert slower.endswith("native takes 1.2 (1.15 to 1.25) times as long")
 
     def test_a_slower_machine_is_no_slowdown(self, now, capsys):
         now.times |= {name: 1.5 * time for name, time in now.times.items()}
@@ -399,6 +402,10 @@ class TestFile:
         assert code == 0 and any("what is not bwt's took 1.5" in line for line in lines)
         now.times["native"] *= 1.2
         assert self.run(capsys, now.path)[0] == 4
+
+    def test_a_drift_alone_decides_nothing(self, now, capsys):
+        now.times["write"] /= 3
+        assert self.run(capsys, now.path)[0] == 0
 
     def test_wrong_results_come_first(self, now, capsys):
         now.times |= {"native": 9.0}
