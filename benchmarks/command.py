@@ -11,11 +11,11 @@ import summary
 from common import Bench
 from progress import Progress
 
-WRONG, MISSED, SLOWER = 1, 3, 4
+WRONG, BROKEN, MISSED, SLOWER = 1, 2, 3, 4
 EXIT_CODES = (
-    f"Exit codes: 0; {WRONG} if a provider's result is WRONG; 2 for bad arguments; {MISSED} if a "
-    "target is missed by more than noise (the ratio of medians and its whole 95%% interval, by "
-    "drawing the samples again, are beyond it)"
+    f"Exit codes: 0; {WRONG} if a provider's result is WRONG; {BROKEN} for bad arguments; "
+    f"{MISSED} if a target is missed by more than noise (the ratio of medians and its whole 95% "
+    "interval, by drawing the samples again, are beyond it)"
 )
 
 

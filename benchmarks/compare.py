@@ -18,6 +18,7 @@ machine, SIMD level or cache are not compared. A COMMIT says more.
 import argparse
 import json
 import sys
+import textwrap
 from collections import Counter
 from functools import partial
 from importlib import import_module
@@ -45,8 +46,8 @@ PAIRS, QUICK_PAIRS = 30, 15
 UNCHANGING = ("reference",)  # nobody waits for the oracle
 EXIT_CODES = (
     f"Of the ratio of times, now over before: {noise.RULE}. Exit codes: 0; {command.WRONG} if a "
-    f"present result is WRONG; 2 for bad arguments or if nothing can be compared; {command.SLOWER} "
-    "if something became slower"
+    f"present result is WRONG; {command.BROKEN} for bad arguments, if nothing can be compared or "
+    f"something does not run any more; {command.SLOWER} if something became slower."
 )
 
 
@@ -58,7 +59,7 @@ def parse(argv: list[str] | None) -> tuple[argparse.Namespace, argparse.Argument
     parser = arguments.Parser(
         prog="bwt bench --compare",
         description=__doc__,
-        epilog=f"{EXIT_CODES}.",
+        epilog=textwrap.fill(EXIT_CODES, 100),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
@@ -80,7 +81,8 @@ def main(argv: list[str] | None = None) -> int:
                 raise ValueError(f"no benchmark {op!r}; choose from {', '.join(ops())}")
         outcome = _against(options, progress)
         if not outcome.rows and not outcome.wrong:
-            raise ValueError("; ".join(["nothing could be compared", *outcome.notes]))
+            reasons = [*outcome.notes, *outcome.broken]
+            raise ValueError("; ".join(["nothing could be compared", *reasons]))
     except ValueError as error:
         progress.clear()
         parser.error(str(error).removeprefix("--compare: "))
@@ -88,8 +90,13 @@ def main(argv: list[str] | None = None) -> int:
         progress.clear()
     progress.tell(*_foot(outcome))
     if options.json:
-        found = {"base": options.base, "rows": outcome.rows, "notes": outcome.notes}
-        print(json.dumps({**found, "wrong": outcome.wrong}))
+        print(json.dumps({"base": options.base, **vars(outcome)}))
+    return _exit_code(outcome)
+
+
+def _exit_code(outcome: Outcome) -> int:
+    if outcome.broken:
+        return command.BROKEN
     if outcome.wrong:
         return command.WRONG
     return command.SLOWER if _those(outcome, "slower") else 0
@@ -129,9 +136,8 @@ def against_commit(commit: str, options: argparse.Namespace, progress: Progress)
             start = partial(_start, bench.op, own, tree)
             show = _Table(bench, own, progress).show
             found = pairing.compare(bench, own, start, progress, show)
-            outcome.rows += found.rows
-            outcome.notes += found.notes
-            outcome.wrong += found.wrong
+            for name, items in vars(found).items():
+                getattr(outcome, name).extend(items)
     return outcome
 
 
@@ -266,18 +272,18 @@ def _those(outcome: Outcome, verdict: str) -> list[dict]:
 
 
 def _foot(outcome: Outcome) -> list[str]:
-    lines = [*outcome.notes, *outcome.wrong]
+    lines = [*outcome.notes, *outcome.wrong, *outcome.broken]
     for verdict in ("faster", "slower"):
         for row in _those(outcome, verdict):
             where = f"{row['op']} {row['case']} {row['mode']}, {row['threads']} thread(s)"
             ratio = noise.Ratio(row["ratio"], row["low"], row["high"])
             lines.append(f"{verdict}: {where}: {row['provider']} takes {ratio} times as long")
     slower, faster = (len(_those(outcome, verdict)) for verdict in ("slower", "faster"))
-    code = f" (exit code {command.SLOWER})" if slower and not outcome.wrong else ""
-    lines.append(f"{len(outcome.rows)} compared: {slower} slower, {faster} faster{code}")
+    text = f"{len(outcome.rows)} compared: {slower} slower, {faster} faster"
     if outcome.wrong:
-        lines.append(f"{len(outcome.wrong)} results are wrong (exit code {command.WRONG})")
-    return lines
+        text += f", {len(outcome.wrong)} results wrong"
+    code = _exit_code(outcome)
+    return [*lines, f"{text} (exit code {code})" if code else text]
 
 
 if __name__ == "__main__":

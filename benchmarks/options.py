@@ -37,7 +37,7 @@ def add_common(
     add(
         "--seconds",
         type=arguments.seconds,
-        help="for each provider and case; slower ones get fewer samples, at least 3 "
+        help="for each provider and case, beyond which there are only the fewest samples "
         f"({SECONDS:g}; {QUICK_SECONDS:g} with --quick)",
     )
     add(

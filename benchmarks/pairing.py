@@ -29,6 +29,7 @@ class Outcome:
     rows: list[dict] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)  # on the present side
     notes: list[str] = field(default_factory=list)  # what could not be compared
+    broken: list[str] = field(default_factory=list)  # what the present side cannot do
 
 
 class Sides(NamedTuple):
@@ -70,7 +71,10 @@ def compare(
             _confirm(outcome, second, show)
             outcome.wrong += again.wrong
     except Lost as reason:
-        outcome.notes.append(f"{bench.op} cannot be compared: {reason}")
+        if reason.present:
+            outcome.broken.append(f"{bench.op} does not run any more: {reason}")
+        else:
+            outcome.notes.append(f"{bench.op} cannot be compared: before: {reason}")
     return outcome
 
 

@@ -29,7 +29,11 @@ TRIES = 3
 
 
 class Lost(Exception):
-    """The process has ended or cannot serve; the message says why."""
+    """A process has ended or cannot serve; the message says why. `present` if its package is."""
+
+    def __init__(self, reason: str, present: bool):
+        super().__init__(reason)
+        self.present = present
 
 
 class Silent(Progress):
@@ -93,6 +97,7 @@ class Worker:
     """A Server in a process of its own, with the package of `tree`, or the present one."""
 
     def __init__(self, op: str, settings: dict[str, Any], tree: Path | None):
+        self.present = tree is None
         environment = dict(os.environ)
         if tree is not None:
             environment["PYTHONPATH"] = str(tree)
@@ -143,10 +148,11 @@ class Worker:
         if not line:
             self.errors.seek(0)
             lines = [text for text in self.errors.read().splitlines() if text.strip()]
-            raise Lost((lines or [f"ended with exit code {self.process.wait()}"])[-1].strip())
+            reason = (lines or [f"ended with exit code {self.process.wait()}"])[-1].strip()
+            raise Lost(reason, self.present)
         answer = json.loads(line)
         if "fault" in answer:
-            raise Lost(answer["fault"])
+            raise Lost(answer["fault"], self.present)
         return answer
 
 

@@ -199,12 +199,21 @@ class TestPairs:
         outcome = compared(progress, lambda: module("pairing").Sides(*sides), "a", "b")
         assert [row["provider"] for row in outcome.rows] == ["b"]
 
-    def test_a_side_that_cannot_start_is_a_note(self, progress):
+    @pytest.mark.parametrize(
+        "present,notes,broken",
+        [
+            (False, ["op cannot be compared: before: ImportError: no x"], []),
+            (True, [], ["op does not run any more: ImportError: no x"]),
+        ],
+    )
+    def test_a_side_that_cannot_run(self, progress, present, notes, broken):
         def start():
-            raise module("serving").Lost("ImportError: no module named bwt.tuning")
+            raise module("serving").Lost("ImportError: no x", present)
 
         outcome = compared(progress, start, "a")
-        assert outcome.notes == ["op cannot be compared: ImportError: no module named bwt.tuning"]
+        assert (outcome.notes, outcome.broken) == (notes, broken)
+        outcome.rows.append({"verdict": "same"})
+        assert module("compare")._exit_code(outcome) == (2 if present else 0)
 
 
 class TestServer:
