@@ -7,9 +7,11 @@ TORCH_CUDA_ARCH_LIST  what bwt._C_cuda is compiled for, such as "8.0;9.0+PTX"
 """
 
 import os
+import platform
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import torch
@@ -24,11 +26,16 @@ OPTIMISE = ["-O0", "-g"] if DEBUG else ["-O3"]
 SANITIZE = os.environ.get("BWT_SANITIZE") == "1"
 # Python's own flags hold -fwrapv, under which signed overflow is no error.
 SANITIZERS = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-wrapv"] if SANITIZE else []
-# No symbol that nobody asks for, and nothing of where it was built.
-LINKING = ["-Wl,-s"] if not (DEBUG or SANITIZE) else SANITIZERS[2:3]
+MACOS = sys.platform == "darwin"
+# No symbol that nobody asks for (Apple's linker ignores -s), and nothing of where it was built.
+STRIP = ["-Wl,-x"] if MACOS else ["-Wl,-s"]
+LINKING = STRIP if not (DEBUG or SANITIZE) else SANITIZERS[2:3]
 NO_PATHS = [
     f"-ffile-prefix-map={path}=." for path in (ROOT.resolve(), *cpp_extension.include_paths())
 ]
+if MACOS:
+    # torch is there for one kind of machine only; Python may be for two, and compile all twice.
+    os.environ.setdefault("ARCHFLAGS", f"-arch {platform.machine()}")
 HEADERS = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("csrc/**/*.h"))
 
 

@@ -1,5 +1,7 @@
 """What setup.py builds and make rebuilds, on machines that differ in torch and nvcc."""
 
+import os
+import re
 import runpy
 import subprocess
 import sys
@@ -119,6 +121,22 @@ def test_auto_builds_for_the_cuda_of_torch_alone(toolkit, setup, cuda, release, 
     assert ("bwt._C_cuda" in extensions) == built
     extensions, _ = setup(cuda, home=None)
     assert list(extensions) == ["bwt._C"]
+
+
+def test_a_mac_gets_one_library_for_its_own_processor(setup, monkeypatch):
+    """Threads are torch's, so that no OpenMP is asked for; levels of SIMD are chosen in the source,
+    so that no -march is."""
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr("platform.machine", lambda: "arm64")
+    monkeypatch.setenv("ARCHFLAGS", "")  # so that what setup.py sets is taken back
+    monkeypatch.delenv("ARCHFLAGS")
+    extensions, _ = setup(cuda=None)
+    assert list(extensions) == ["bwt._C"] and os.environ["ARCHFLAGS"] == "-arch arm64"
+    module = extensions["bwt._C"]
+    assert module.extra_link_args == ["-Wl,-x"] and "gomp" not in module.libraries
+    flags = module.extra_compile_args["cxx"]
+    assert "-std=c++20" in flags and "-O3" in flags
+    assert not [flag for flag in flags if re.match("-m|-fopenmp|-Xpreprocessor", flag)]
 
 
 @pytest.fixture
