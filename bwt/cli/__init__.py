@@ -1,5 +1,6 @@
 """The `bwt` command. A subcommand is imported only when it is called, so that --help is instant."""
 
+import contextlib
 import importlib
 import os
 import sys
@@ -23,11 +24,19 @@ COMMANDS = {
     "env": "list versions, devices, and which backend serves which op (and why not)",
 }
 
+FULL = 4  # exit code
+EXIT_CODES = (
+    "exit codes: 0 done; 2 refused or failed, and a line says why; 3 training has diverged; 4 the "
+    "disk is full; 128 + N stopped by signal N, with the last step saved"
+)
+
 
 def build_parser(argv: Sequence[str]) -> tuple[Parser, Parser]:
     """That of the command line, and that of its subcommand, where one is named."""
     parser = Parser(
-        prog="bwt", description="Bayesian wind tunnels: train where the exact posterior is known."
+        prog="bwt",
+        description="Bayesian wind tunnels: train where the exact posterior is known.",
+        epilog=EXIT_CODES,
     )
     parser.add_argument("--version", action="version", version=f"bwt {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
@@ -54,14 +63,41 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # Whoever read has seen enough (`| head`). What is still buffered must not complain either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Whoever read has seen enough (`| head`).
+        _forget_output()
         return 0
-    except (ValueError, RuntimeError, OSError, MemoryError) as error:
-        # Torch may have more to say than a line.
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        print(f"bwt: {lines[0]}", file=sys.stderr)
+    except OSError as error:
+        return _complain_of(error)
+    except (ValueError, RuntimeError, MemoryError) as error:
+        _complain(error)
         return 2
     except KeyboardInterrupt:
         print("bwt: interrupted", file=sys.stderr)
         return 130
+
+
+def _complain(error: Exception) -> None:
+    """In one line: torch may have more to say."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    with contextlib.suppress(OSError):  # stderr may be on the disk that is full
+        print(f"bwt: {lines[0]}", file=sys.stderr, flush=True)
+
+
+def _complain_of(error: OSError) -> int:
+    """The exit code."""
+    from bwt.runs.files import full_disk, is_full
+
+    if not is_full(error):
+        _complain(error)
+        return 2
+    _complain(full_disk(error))
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _forget_output()
+    return FULL
+
+
+def _forget_output() -> None:
+    """What is still buffered cannot be written at the exit either, and must not complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -21,6 +21,7 @@ from bwt.runs.files import (
     RunError,
     clean,
     loads,
+    not_written,
     read_object,
     reason_of,
     strict_json,
@@ -143,7 +144,7 @@ class RunDirectory:
             with open(path, "a") as file:
                 file.write(strict_json(row.to_json()) + "\n")
         except OSError as error:
-            raise OSError(f"{path} cannot be written: {reason_of(error)}") from error
+            raise not_written(path, error) from error
 
     def read_metrics(self) -> list[MetricsRow]:
         """Rows in order; lines that are none, as one cut off by a crash, are left out."""

@@ -1,6 +1,7 @@
 """Files that are written whole or not at all, and JSON that is read back without surprises."""
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -19,15 +20,26 @@ D = TypeVar("D", bound=Document)
 TEMPORARY = re.compile(r"\..+\.(json|jsonl|safetensors|svg|html)\.[a-z0-9_]{8}")
 
 
+FULL = {errno.ENOSPC, errno.EDQUOT}  # what the system answers when there is no room
+
+
 class RunError(ValueError):
     """Something is wrong with the files of a run; the message says what, in one line."""
+
+
+class FullDisk(OSError):
+    """There is no room for a file; the message says what to do, in one line."""
+
+    def __init__(self, path: str | Path, then: str = "repeat the command"):
+        super().__init__(f"{path} cannot be written: the disk is full; make room, then {then}")
+        self.path = path
 
 
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
     """`write` fills a file beside `path`, which then takes its name: never half a file.
 
     Raises:
-        OSError: it cannot be written; the message names it.
+        OSError: it cannot be written; the message names it. FullDisk if there is no room.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -43,7 +55,28 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
         finally:
             os.close(handle)
     except (OSError, SafetensorError) as error:
-        raise OSError(f"{path} cannot be written: {reason_of(error)}") from error
+        raise not_written(path, error) from error
+
+
+def not_written(path: Path, error: Exception) -> OSError:
+    """What to raise instead of an error that says neither which file nor what to do."""
+    if is_full(error):
+        return FullDisk(path)
+    return OSError(f"{path} cannot be written: {reason_of(error)}")
+
+
+def full_disk(error: OSError, then: str | None = None) -> FullDisk:
+    """The same, and what to do then. An error without a file is that of a print."""
+    if isinstance(error, FullDisk):
+        return error if then is None else FullDisk(error.path, then)
+    return FullDisk(error.filename or "what is printed", *filter(None, [then]))
+
+
+def is_full(error: Exception) -> bool:
+    """Whether it says that there is no room."""
+    if isinstance(error, SafetensorError):  # has no number of its own
+        return any(f"(os error {number})" in str(error) for number in FULL)
+    return isinstance(error, FullDisk) or getattr(error, "errno", None) in FULL
 
 
 def _temporary(path: Path) -> tuple[int, str]:

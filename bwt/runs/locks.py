@@ -2,8 +2,9 @@
 
 import errno
 import fcntl
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -33,8 +34,8 @@ def locked(path: Path, holder: str) -> Iterator[str | None]:
             yield file.read().strip() or "another process"
             return
         file.truncate(0)
-        file.write(holder)
-        file.flush()
+        with suppress(OSError):  # the lock is held, whether there is room for a name or not
+            os.write(file.fileno(), holder.encode())
         try:
             yield None
         finally:

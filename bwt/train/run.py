@@ -12,7 +12,7 @@ from bwt.runs import environment
 from bwt.runs.config import TrainConfig
 from bwt.runs.device import local_device
 from bwt.runs.directory import RunDirectory
-from bwt.runs.files import RunError, write_json
+from bwt.runs.files import RunError, full_disk, is_full, write_json
 from bwt.runs.loading import read_config
 from bwt.tasks import statement
 from bwt.train import distributed, freezing, state
@@ -147,5 +147,11 @@ def _alone(run: RunDirectory):
 def run_all(trainers: Sequence[Trainer]) -> list[Result]:
     """Of one program, until they end or somebody interrupts them."""
     caught: list[int] = []
-    with catch_signals(caught):
-        return loop(trainers, caught)
+    try:
+        with catch_signals(caught):
+            return loop(trainers, caught)
+    except OSError as error:
+        if not is_full(error):
+            raise
+        paths = " ".join(str(trainer.run.path) for trainer in trainers)
+        raise full_disk(error, f"go on with bwt train --resume {paths}") from error
