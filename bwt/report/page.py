@@ -174,9 +174,12 @@ def _missing(run: Run) -> str:
 def _facts(run: Run) -> str:
     config = run.config
     size = "" if run.num_parameters is None else f"{run.num_parameters:,} parameters "
+    extended = ""
+    if config.extended:
+        extended = f" (extended at {' and '.join(f'{step:,}' for step in config.extended)})"
     return (
         f"{run.what}, {size}({describe(config.model_options)}). "
-        f"Task: {describe(config.task_options)}. {config.steps:,} steps of "
+        f"Task: {describe(config.task_options)}. {config.steps:,} steps{extended} of "
         f"{config.batch_size} fresh sequences, learning from "
         f"{'draws' if config.targets == 'sampled' else 'the exact posterior'}, seed "
         f"{config.seed}; evaluated on {run.evaluation.num_sequences:,} others."

@@ -52,18 +52,24 @@ def read(path: str | Path) -> Run:
     evaluation = read_record(directory.path / "evaluation.json", Evaluations).own
     if evaluation is None:  # only other lengths were evaluated
         raise RunError(f"{path}: evaluate it at its own length first: bwt eval {path}")
-    geometry = directory.path / "geometry.json"
     return Run(
         name=directory.path.resolve().name,
         path=directory.path,
         config=config,
         evaluation=evaluation,
         metrics=directory.read_metrics(),
-        geometry=read_record(geometry, Geometry) if geometry.exists() else None,
+        geometry=_geometry(directory, config),
         num_parameters=_count_parameters(directory),
         device=_device(read_object(directory.path / "environment.json", {})),
         diverged=diverged,
     )
+
+
+def _geometry(directory: RunDirectory, config: TrainConfig) -> Geometry | None:
+    """Unless it tells of an earlier end: the run was extended since."""
+    path = directory.path / "geometry.json"
+    geometry = read_record(path, Geometry) if path.exists() else None
+    return None if geometry is None or geometry.step in config.extended else geometry
 
 
 def _config(directory: RunDirectory) -> TrainConfig:

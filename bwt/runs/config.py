@@ -97,6 +97,7 @@ class TrainConfig:
         "when the loss is not finite, or far above that of a uniform guess for long",
         ("stop", "continue"),
     )
+    extended: list[int] = field(default_factory=list)  # steps at which it had ended before
 
     def __post_init__(self) -> None:
         for name in ("task", "model"):
@@ -106,6 +107,8 @@ class TrainConfig:
             if not isinstance(getattr(self, name), dict):
                 raise ValueError(f"{name} must be names and values, got {getattr(self, name)!r}")
         check_options(self)
+        if not isinstance(self.extended, list) or not all(type(x) is int for x in self.extended):
+            raise ValueError(f"extended must be a list of steps, got {self.extended!r}")
         if self.device == "cpu" and self.compile == "graphs":
             raise ValueError("compile graphs means CUDA graphs and needs a GPU")
         if bool(self.curriculum) != bool(self.curriculum_steps):

@@ -15,7 +15,9 @@ class Averaged:
 
     def __init__(self, master: Tensor, config: TrainConfig):
         self.master, self.config = master, config
-        self.start = 0 if config.ema else math.floor(config.steps * (1 - config.average))
+        begin = math.floor(config.steps * (1 - config.average))
+        # The mean of a run that was extended may not have begun where it would have now.
+        self.start = 0 if config.ema else max(begin, *config.extended[-1:], 0)
         self.wanted = bool(config.ema or (config.average and config.until == "steps"))
         self.mean = torch.zeros_like(master) if self.wanted else None  # [M, N]
 

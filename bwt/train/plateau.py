@@ -61,6 +61,12 @@ class Plateau:
         known = step in self.kl and abs(half - step / 2) <= 1
         return known and self.kl[step] > IMPROVED * self.kl[half]
 
+    def reopen(self) -> None:
+        """For more steps after the end. What was seen in the fall says nothing of the held rate."""
+        if self.ending is not None:
+            self.kl = {step: kl for step, kl in self.kl.items() if step <= self.ending}
+        self.ending = None
+
     def lr_factor(self, step: int) -> float:
         if self.ending is None or step < self.ending:
             return 1.0

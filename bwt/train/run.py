@@ -15,7 +15,7 @@ from bwt.runs.directory import RunDirectory
 from bwt.runs.files import RunError, full_disk, is_full, write_json
 from bwt.runs.loading import read_config
 from bwt.tasks import statement
-from bwt.train import distributed, freezing, state
+from bwt.train import distributed, extending, freezing, state
 from bwt.train.curriculum import curriculum
 from bwt.train.loop import loop
 from bwt.train.penalty import KeyPenalty
@@ -121,19 +121,32 @@ def open_again(out: str | Path) -> tuple[RunDirectory, TrainConfig]:
 
 
 def resume(
-    out: str | Path, *, say: Callable[[str], None] = lambda text: None, quiet: bool = False
+    out: str | Path,
+    *,
+    extend: int | None = None,
+    say: Callable[[str], None] = lambda text: None,
+    quiet: bool = False,
 ) -> Result:
     """Continues a run from its last saved step, as if it had never stopped; from its beginning, if
-    none was saved yet."""
-    run, config = open_again(out)
+    none was saved yet. One that is finished can be extended by some steps (see extending.py)."""
+    run, before = open_again(out)
+    config = before if extend is None else extending.extended(run, before, extend)
     prepare(config)
     device = local_device(config.device)
     with distributed.joined(device), _alone(run):
         trainer = Trainer(config, run, device, say, quiet)
         start_or_restore(trainer)
         if trainer.main:
+            if extend is not None:
+                record_extension(trainer, before)
             say(f"resuming {run.path} at step {trainer.step} of {trainer.last}")
         return run_all([trainer])[0]
+
+
+def record_extension(trainer: Trainer, before: TrainConfig) -> None:
+    """When all is in order, before the first step."""
+    extending.record(trainer.run, trainer.config)
+    trainer.say(extending.in_words(before, trainer.config))
 
 
 @contextmanager

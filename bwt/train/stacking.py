@@ -17,8 +17,9 @@ from bwt.runs.device import local_device
 from bwt.runs.directory import RunDirectory
 from bwt.runs.files import RunError
 from bwt.train import distributed
+from bwt.train.extending import extended
 from bwt.train.program import Program
-from bwt.train.run import open_again, prepare, run_all, start_or_restore
+from bwt.train.run import open_again, prepare, record_extension, run_all, start_or_restore
 from bwt.train.trainer import Result, Trainer
 
 # What may differ between runs of a stack.
@@ -51,16 +52,20 @@ def alike(config: TrainConfig) -> dict[str, Any]:
 def resume_together(
     outs: Sequence[str | Path],
     *,
+    extend: int | None = None,
     say: Callable[[str], None] = lambda text: None,
     quiet: bool = False,
 ) -> list[Result]:
     """Continues runs from their last saved step, which must be the same, or begins those that have
-    a config.json and nothing else.
+    a config.json and nothing else. Finished ones can be extended by some steps.
 
     Raises:
         RunError: they cannot be stacked; it says why.
     """
-    runs, configs = zip(*(open_again(out) for out in outs), strict=True)
+    runs, before = zip(*(open_again(out) for out in outs), strict=True)
+    configs = before
+    if extend is not None:
+        configs = [extended(run, x, extend) for run, x in zip(runs, before, strict=True)]
     _check(runs, configs)
     prepare(configs[0])
     device = local_device(configs[0].device)
@@ -74,6 +79,9 @@ def resume_together(
         Program(trainers)  # takes them in
         for trainer in trainers:
             start_or_restore(trainer, stacked=len(trainers))
+        if extend is not None:
+            for trainer, config in zip(trainers, before, strict=True):
+                record_extension(trainer, config)
         say(f"{len(trainers)} runs together, from step {trainers[0].step} of {trainers[0].last}")
         return run_all(trainers)
 

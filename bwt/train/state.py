@@ -99,6 +99,8 @@ def _fill(trainer, state: dict[str, Tensor]) -> None:
         ending = state["plateau_ending"].item()
         trainer.plateau.ending = None if ending < 0 else ending
         trainer.plateau.kl = {int(step): kl for step, kl in state["plateau_kl"].tolist()}
+        if trainer.step in trainer.config.extended:
+            trainer.plateau.reopen()
         trainer.reschedule()
 
 
