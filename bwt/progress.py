@@ -3,7 +3,8 @@ dependency."""
 
 import sys
 import time
-from typing import TextIO
+from collections.abc import Callable
+from typing import Any, TextIO
 
 WIDTH = 24
 INTERVAL = 0.2  # seconds between redraws
@@ -28,21 +29,39 @@ class Progress:
         return self.shown and time.monotonic() - self.drawn >= INTERVAL
 
     def draw(self, step: int, text: str, tokens_per_step: int = 0) -> None:
-        now = time.monotonic()
-        self.drawn = now
-        rate = (step - self.start_step) / max(now - self.start, 1e-9)
         filled = WIDTH * step // max(1, self.total)
-        left = duration((self.total - step) / rate) if rate else "?"
-        speed = f"{rate:.1f} steps/s  {_short(rate * tokens_per_step)} tokens/s  "
         line = (
             f"{'█' * filled}{'░' * (WIDTH - filled)} {step}/{self.total}  {text}  "
-            f"{speed if tokens_per_step else ''}{left} left"
+            f"{self.pace(step, tokens_per_step)}"
         )
         print(f"\r\x1b[K{line}", end="", file=self.file, flush=True)
+
+    def pace(self, step: int, tokens_per_step: int) -> str:
+        """How fast it goes, and how long it will."""
+        self.drawn = time.monotonic()
+        rate = (step - self.start_step) / max(self.drawn - self.start, 1e-9)
+        left = duration((self.total - step) / rate) if rate else "?"
+        speed = f"{rate:.1f} steps/s  {_short(rate * tokens_per_step)} tokens/s  "
+        return f"{speed if tokens_per_step else ''}{left} left"
+
+    def see(self, *what: Any) -> None:
+        """A bar has no place for what is found on the way; a curve has."""
 
     def clear(self) -> None:
         if self.shown:
             print("\r\x1b[K", end="", file=self.file, flush=True)
+
+    def end(self) -> None:
+        self.clear()
+
+    def above(self, say: Callable[[str], None]) -> Callable[[str], None]:
+        """What is said has lines of its own."""
+
+        def said(text: str) -> None:
+            self.clear()
+            say(text)
+
+        return said
 
 
 def _short(x: float) -> str:

@@ -4,12 +4,13 @@ together each is logged, evaluated, saved and ended by itself."""
 import math
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from bwt.progress import Progress
 from bwt.records.evaluation import Evaluation
 from bwt.train import distributed
 from bwt.train.trainer import Result, Trainer
+from bwt.train.view import View
 
 
 class Watched:
@@ -28,17 +29,18 @@ class Watched:
         step = self.trainer.step
         return step in self.logs or step == self.trainer.last
 
-    def look(self, seconds: float, clear: Callable[[], None]) -> None:
-        """After a step, and so many seconds since the last look."""
+    def look(self, seconds: float) -> Evaluation | None:
+        """After a step, and so many seconds since the last look: what was found now, if it was
+        evaluated."""
         trainer, due = self.trainer, self.due()
         trainer.seconds += seconds
         trainer.look()
         self.excess = trainer.loss_bits() - self.exact
-        if due and not trainer.stopped:
-            evaluating = trainer.step in self.evaluations or trainer.step == trainer.last
-            if evaluating:
-                clear()
-            self.evaluation = trainer.checkpoint(self.exact, evaluating)
+        if not due or trainer.stopped:
+            return None
+        evaluating = trainer.step in self.evaluations or trainer.step == trainer.last
+        self.evaluation = trainer.checkpoint(self.exact, evaluating)
+        return self.evaluation
 
     def result(self, caught: list[int]) -> Result | None:
         """Of a run that has come to its end, or has to stop; None if it goes on."""
@@ -58,7 +60,7 @@ def loop(trainers: Sequence[Trainer], caught: list[int]) -> list[Result]:
     first = trainers[0]
     watched = {row: Watched(trainer) for row, trainer in enumerate(trainers)}
     results: dict[int, Result] = {}
-    progress = Progress(first.config.steps, first.step, quiet=first.quiet or not first.main)
+    progress = _progress(trainers)
     tokens = first.config.batch_size * distributed.world_size() * first.task.seq_len * len(trainers)
 
     def end_runs(caught: list[int]) -> None:
@@ -74,15 +76,29 @@ def loop(trainers: Sequence[Trainer], caught: list[int]) -> list[Result]:
         if any(x.due() or x.at_once for x in watched.values()):
             seconds = time.perf_counter() - start
             for x in watched.values():
-                x.look(seconds, progress.clear)
+                found = x.look(seconds)
+                progress.see(x.trainer.step, x.excess, found)
             end_runs([])
             start = time.perf_counter()
         if watched and progress.due():
             x = next(iter(watched.values()))
             progress.draw(x.trainer.step, f"excess {x.excess:.4f} bits", tokens)
     first.agreement.answer()
-    progress.clear()
+    progress.end()
     for x in watched.values():
         x.trainer.seconds += time.perf_counter() - start
     end_runs(caught or [signal.SIGTERM])
     return [results[row] for row in range(len(trainers))]
+
+
+def _progress(trainers: Sequence[Trainer]) -> Progress:
+    """What is shown beneath what the runs say."""
+    first = trainers[0]
+    quiet = first.quiet or not first.main
+    if first.curve:
+        progress = View(first.config.steps, first.step, first.run.read_metrics(), quiet=quiet)
+    else:
+        progress = Progress(first.config.steps, first.step, quiet=quiet)
+    for trainer in trainers:
+        trainer.say = progress.above(trainer.say)
+    return progress

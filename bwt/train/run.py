@@ -37,10 +37,11 @@ def train(
     *,
     say: Callable[[str], None] = lambda text: None,
     quiet: bool = False,
+    watch: bool = False,
     opening: str | None = None,
 ) -> Result:
     """Trains a new run in the directory `out`, which must not hold anything yet. The opening is
-    said when all is in order, before the first step."""
+    said when all is in order, before the first step; `watch` draws a curve in the terminal."""
     task = tasks.get(config.task, **config.task_options)
     models.check_memory(task, config.model, config.model_options)
     if config.key_penalty:
@@ -54,7 +55,7 @@ def train(
         _check_compile(config, device)
         run = RunDirectory(out) if distributed.rank() else RunDirectory.create(out)
         with _withdrawn_unless_begun(run), _alone(run):
-            trainer = Trainer(config, run, device, say, quiet)
+            trainer = Trainer(config, run, device, say, quiet, watch)
             if trainer.main:
                 if opening:
                     say(opening)
@@ -126,6 +127,7 @@ def resume(
     extend: int | None = None,
     say: Callable[[str], None] = lambda text: None,
     quiet: bool = False,
+    watch: bool = False,
 ) -> Result:
     """Continues a run from its last saved step, as if it had never stopped; from its beginning, if
     none was saved yet. One that is finished can be extended by some steps (see extending.py)."""
@@ -134,7 +136,7 @@ def resume(
     prepare(config)
     device = local_device(config.device)
     with distributed.joined(device), _alone(run):
-        trainer = Trainer(config, run, device, say, quiet)
+        trainer = Trainer(config, run, device, say, quiet, watch)
         start_or_restore(trainer)
         if trainer.main:
             if extend is not None:

@@ -48,6 +48,7 @@ class Trainer:
     device: torch.device
     say: Callable[[str], None]
     quiet: bool = False
+    curve: bool = False  # drawn in the terminal, instead of a bar
     step: int = 0
     seconds: float = 0.0  # of training, without evaluations
     loss_count: int = 0  # since the last log line
