@@ -42,7 +42,8 @@ def build_parser(argv: Sequence[str]) -> tuple[Parser, Parser]:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     called = parser
     for name, summary in COMMANDS.items():
-        command = commands.add_parser(name, help=summary, description=summary.capitalize() + ".")
+        sentence = f"{summary[0].upper()}{summary[1:]}."
+        command = commands.add_parser(name, help=summary, description=sentence)
         if name in argv[:1]:
             module = importlib.import_module(f"bwt.cli.commands.{name}")
             module.add_arguments(command, argv[1:])

@@ -103,6 +103,22 @@ def test_train_then_eval(capsys, tmp_path):
     assert "exists already" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("task,model", [("bijection", "transformer"), ("hmm", "lstm")])
+def test_train_ends_with_a_report_to_open(task, model, capsys, tmp_path):
+    run = tmp_path / "run"
+    words = ["train", task, "--model", model, "--width", "16", "--layers", "1", "--report"]
+    assert main([*words, "--out", str(run), *SHORT]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"open {run}/report.html in a browser"
+    page = (run / "report.html").read_text()
+    assert "Belief accumulates" in page and "bwt geometry" not in page  # it has been made
+    (run / "report.html").unlink()
+    made = (run / "geometry.json").stat().st_mtime_ns
+    assert main(["train", "--resume", str(run), "--report", "--json"]) == 0
+    assert (run / "geometry.json").stat().st_mtime_ns == made  # it may have taken long
+    assert json.loads(capsys.readouterr().out)["report"] == f"{run}/report.html"
+    assert (run / "report.html").exists()
+
+
 def test_train_as_json_and_eval_at_other_lengths(capsys, tmp_path):
     run = str(tmp_path / "run")
     flags = ["--length", "4", "--width", "16", "--heads", "2", "--layers", "1", "--json"]

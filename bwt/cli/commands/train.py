@@ -6,16 +6,19 @@ import json
 import os
 import sys
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
+from pathlib import Path
 
 from bwt import models, tasks, train
 from bwt.cli import flags
 from bwt.cli.presets import default_preset, why_preset
 from bwt.progress import duration
 from bwt.runs.config import TrainConfig
+from bwt.runs.files import FullDisk, full_disk, read_former
 from bwt.runs.presets import PRESETS, preset, preset_model, preset_task, resolve
 
 DIVERGED = 3  # exit code
+SEQUENCES = 128  # that --report looks at
 
 
 def add_arguments(parser: flags.Parser, argv: Sequence[str]) -> None:
@@ -25,7 +28,7 @@ def add_arguments(parser: flags.Parser, argv: Sequence[str]) -> None:
     device = "cpu" if _peek(argv, "--device", ("cpu",)) else "auto"
     chosen = _peek(argv, "--preset", PRESETS) or default_preset(device)
     parser.usage = "bwt train TASK [--model NAME] [--preset NAME] [--out DIR] [options]\n" + (
-        "       bwt train --resume DIR [DIR ...]"
+        "       bwt train --resume DIR [DIR ...] [--extend N]"
     )
     if task is None:
         parser.epilog = "`bwt train TASK --help` shows the options of the task as well."
@@ -47,6 +50,26 @@ def add_arguments(parser: flags.Parser, argv: Sequence[str]) -> None:
         nargs="+",
         help="continue the run in this directory, bit for bit; several that differ in numbers only "
         "(seed, learning rate, ...) train together in one program",
+    )
+    add(
+        "--extend",
+        metavar="N",
+        type=int,
+        help="with --resume of a finished run: N steps more. The learning rate follows the "
+        "schedule of the longer run from there on: with --decay none it stays, with linear and "
+        "cosine it goes up again to fall once more, until plateau it is held until the next one",
+    )
+    add(
+        "--watch",
+        action="store_true",
+        help="draw a curve of bits from exact Bayes while it trains (on a terminal; elsewhere a "
+        "line every 10 s)",
+    )
+    add(
+        "--report",
+        action="store_true",
+        help="look inside the model afterwards, as bwt geometry does but on fewer sequences "
+        f"({SEQUENCES}, seconds), and write report.html into the run",
     )
     training = parser.add_argument_group("training")
     flags.add_fields(training, TrainConfig, preset(chosen, task, model))
@@ -85,13 +108,22 @@ def run(arguments: argparse.Namespace) -> int:
         if not arguments.json and int(os.environ.get("RANK", 0)) == 0:
             print(text, flush=True)
 
+    if arguments.watch and arguments.json:
+        raise ValueError("train: --watch and --json both write to stdout; leave out one")
     if arguments.resume:
         _refuse_other_flags(arguments)
+        how = {"extend": arguments.extend, "say": say, "quiet": arguments.json}
         if len(arguments.resume) > 1:
-            results = train.resume_together(arguments.resume, say=say, quiet=arguments.json)
-            return max(_report(result, arguments.json, say, started) for result in results)
-        result = train.resume(arguments.resume[0], say=say, quiet=arguments.json)
+            if arguments.watch:
+                raise ValueError(
+                    "train: --watch draws the curve of one run; resume one, or leave it out"
+                )
+            results = train.resume_together(arguments.resume, **how)
+            return max(_report(result, arguments, say, started) for result in results)
+        result = train.resume(arguments.resume[0], watch=arguments.watch, **how)
     else:
+        if arguments.extend is not None:
+            raise ValueError("train: --extend goes with --resume DIR, the finished run")
         if arguments.task is None:
             raise ValueError("train: name a TASK or --resume DIR (see bwt train --help)")
         device = getattr(arguments, "device", "auto")
@@ -108,19 +140,26 @@ def run(arguments: argparse.Namespace) -> int:
             f"{why_preset(arguments.preset, device)}: {config.steps:,} steps of "
             f"{config.batch_size} sequences"
         )
-        result = train.train(config, out, say=say, quiet=arguments.json, opening=opening)
-    return _report(result, arguments.json, say, started)
+        how = {"say": say, "quiet": arguments.json, "watch": arguments.watch}
+        result = train.train(config, out, opening=opening, **how)
+    return _report(result, arguments, say, started)
 
 
 def _refuse_other_flags(arguments: argparse.Namespace) -> None:
     known = {"task", "model", "preset", "out", "resume", "json", "run"}
+    known |= {"extend", "watch", "report"}
     extra = [f"--{name.replace('_', '-')}" for name in vars(arguments) if name not in known]
     if arguments.task or arguments.out or extra:
         named = ", ".join(filter(None, [arguments.task, arguments.out and "--out", *extra]))
         raise ValueError(f"train: --resume takes everything from the run; leave out {named}")
 
 
-def _report(result: train.Result, as_json: bool, say, started: float) -> int:
+def _report(
+    result: train.Result,
+    arguments: argparse.Namespace,
+    say: Callable[[str], None],
+    started: float,
+) -> int:
     if result.signal is not None:
         say(
             f"stopped after step {result.step}, which is saved; continue with\n"
@@ -128,20 +167,43 @@ def _report(result: train.Result, as_json: bool, say, started: float) -> int:
         )
         return 128 + result.signal
     if result.divergence is not None:
-        _report_divergence(result, as_json)
+        _report_divergence(result, arguments.json)
         return DIVERGED
     if result.evaluation is None:  # not the process that reports
         return 0
-    if as_json:
-        document = {"run": str(result.run.path), "step": result.step}
-        print(json.dumps({**document, "evaluation": result.evaluation.to_json()}))
     say(f"\n{result.evaluation.table()}\n\n{result.evaluation.verdict()}")
     passed = time.perf_counter() - started
     say(
         f"run: {result.run.path} ({duration(passed)} here, with evaluations; training alone took "
         f"{duration(result.seconds)})"
     )
+    page = _page(result, arguments.json, say) if arguments.report else None
+    if arguments.json:
+        document = {"run": str(result.run.path), "step": result.step}
+        document |= {} if page is None else {"report": str(page)}
+        print(json.dumps({**document, "evaluation": result.evaluation.to_json()}))
     return 0
+
+
+def _page(result: train.Result, quiet: bool, say: Callable[[str], None]) -> Path:
+    """The report of a run, with a quick look inside its model unless there has been one."""
+    from bwt.geometry import examine
+    from bwt.records.geometry import Geometry
+    from bwt.report import report
+
+    run, started = result.run.path, time.perf_counter()
+    try:
+        former = read_former(run / "geometry.json", Geometry)
+        if former is None or former.step != result.step or not former.examined:
+            device = result.run.read_config()["device"]
+            examine(run, sequences=SEQUENCES, device=device, quiet=quiet)
+            passed = duration(time.perf_counter() - started)
+            say(f"looked inside the model on {SEQUENCES} sequences ({passed})")
+        page = report([run])
+    except FullDisk as error:
+        raise full_disk(error, f"bwt geometry {run} and bwt report {run}") from error
+    say(f"open {page} in a browser")
+    return page
 
 
 def _report_divergence(result: train.Result, as_json: bool) -> None:
