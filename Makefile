@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
 SUFFIXES := -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h'
 NATIVE := $(shell find csrc $(SUFFIXES))
 CLANG_FORMAT_FILES := $(NATIVE) $(shell find tests $(SUFFIXES))
@@ -32,6 +33,20 @@ if torch['cuda'] or os.environ.get('BWT_CUDA') == '1':
 endef
 export PRINT_CHOICE
 
+# $(call phase,WHAT,LOG,COMMAND): a line that says what is done, and how many seconds it took. What
+# the command prints goes to a log, which is shown if it fails. Under make -j, when others print as
+# well, the line comes as a whole.
+TOGETHER = $(filter -j%,$(MAKEFLAGS))
+define phase
+@$(if $(TOGETHER),,printf '%s ... ' '$(1)';) begun=$$(date +%s); \
+	if { $(3); } > '$(2)' 2>&1; then \
+		echo "$(if $(TOGETHER),$(1) ... )$$(($$(date +%s) - begun)) s"; \
+	else \
+		code=$$?; echo "$(if $(TOGETHER),$(1) ... )failed:"; \
+		{ cat '$(2)'; echo '(kept in $(2))'; } >&2; exit $$code; \
+	fi
+endef
+
 # What the sanitized library needs loaded before Python: it is not linked into Python itself.
 SANITIZE_OPS := add_bias add_rms_norm attention bijection_posterior gelu hmm_filter rms_norm selective_scan
 SANITIZE_TESTS := $(foreach op,$(SANITIZE_OPS),$(wildcard tests/ops/test_$(op)*.py)) \
@@ -41,7 +56,7 @@ PRELOADED = $(foreach name,asan ubsan stdc++,$(shell $(CXX) -print-file-name=lib
 .PHONY: demo test quick lint format build rebuild bench sanitize fuzz check-torch check-cuda check-kernels gpu clean FORCE
 
 demo: build
-	$(BIN)/bwt train bijection --preset quick
+	$(BIN)/bwt train bijection --preset quick --report
 
 # A process on each core; the emulated GPU is one for a process, too.
 SIDE_BY_SIDE := -n auto --dist worksteal
@@ -89,7 +104,8 @@ check-kernels: $(VENV)/.dependencies
 	$(BIN)/python -P -m bwt.kernels.aot --summary $(if $(ARCHS),--arch $(ARCHS))
 
 bench: build
-	$(BIN)/pip install --quiet -e '.[bench]' --no-build-isolation
+	$(call phase,installing what is compared with,$(VENV)/bench.log,\
+		$(BIN)/pip install --quiet -e '.[bench]' --no-build-isolation)
 	$(BIN)/bwt bench
 
 sanitize: build
@@ -109,13 +125,14 @@ gpu:
 	@$(PYTHON) benchmarks/gpu.py $(GPU_OPTIONS)
 
 $(VENV)/bin/python:
-	$(PYTHON) -m venv $(VENV)
+	@mkdir -p $(VENV)
+	$(call phase,setting up $(VENV),$(VENV)/venv.log,$(PYTHON) -m venv $(VENV))
 
 # Dependencies follow pyproject.toml, the native library also the sources.
 $(VENV)/.dependencies: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -c "$$PRINT_REQUIREMENTS" > $@.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check -r $@.txt
-	touch $@
+	@$(BIN)/python -c "$$PRINT_REQUIREMENTS" > $@.txt
+	$(call phase,installing packages,$(VENV)/packages.log,$(PIP_INSTALL) -r $@.txt)
+	@touch $@
 
 # Written only when it changes: nvcc or another torch that comes later is a reason to build again.
 $(VENV)/.choice: $(VENV)/.dependencies FORCE
@@ -123,8 +140,9 @@ $(VENV)/.choice: $(VENV)/.dependencies FORCE
 	@cmp -s $@.new $@ && rm $@.new || mv $@.new $@
 
 $(VENV)/.built: $(VENV)/.dependencies $(VENV)/.choice setup.py $(NATIVE)
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
-	touch $@
+	$(call phase,building the native library,$(VENV)/build.log,\
+		$(PIP_INSTALL) --no-deps --no-build-isolation -e .)
+	@touch $@
 
 clean:
 	rm -rf build *.egg-info bwt/*.so $(VENV)

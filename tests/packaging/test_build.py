@@ -148,34 +148,58 @@ def make(tmp_path):
     (site / "torch/__init__.py").touch()
     scripts = {
         "python": f'exec env PYTHONPATH="{site}" "{sys.executable}" -P "$@"',
-        "pip": f'echo run >> "{venv}/log"',
+        "pip": f'echo run >> "{venv}/log"; echo "WARNING: $0" >&2; exit ${{PIP_CODE:-0}}',
     }
     for name, script in scripts.items():
         (venv / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
         (venv / "bin" / name).chmod(0o755)
     (venv / ".dependencies").touch()
 
-    def build(cuda=None, path="/usr/bin:/bin", **environment):
-        """How often pip was run."""
+    def build(cuda=None, path="/usr/bin:/bin", options=(), **environment):
+        """What make says and prints. How often pip was run is in venv/log."""
         version = f"__version__ = '2.13.0'\ncuda = {cuda!r}\n"
         (site / "torch/version.py").write_text(version)
         (venv / "log").write_text("")
-        subprocess.run(
-            ["make", "build", f"VENV={venv}"],
+        done = subprocess.run(
+            ["make", "build", f"VENV={venv}", *options],
             cwd=ROOT,
             env={"PATH": path} | environment,
-            check=True,
             capture_output=True,
+            text=True,
         )
-        return len((venv / "log").read_text().split())
+        done.builds = len((venv / "log").read_text().split())
+        return done
 
     return build
 
 
 def test_make_builds_again_when_the_choice_changes_and_only_then(make, toolkit):
+    def builds(**how):
+        done = make(**how)
+        assert done.returncode == 0
+        return done.builds
+
     with_nvcc = f"{toolkit()}/bin:/usr/bin:/bin"
-    assert make() == 1 and make() == 0
-    assert make(path=with_nvcc) == 0  # a CPU build of torch has no use for it
-    assert make(cuda="13.0") == 1 and make(cuda="13.0") == 0
-    assert make(cuda="13.0", path=with_nvcc) == 1 and make(cuda="13.0", path=with_nvcc) == 0
-    assert make(cuda="13.0", path=with_nvcc, BWT_CUDA="0") == 1
+    assert builds() == 1 and builds() == 0
+    assert builds(path=with_nvcc) == 0  # a CPU build of torch has no use for it
+    assert builds(cuda="13.0") == 1 and builds(cuda="13.0") == 0
+    assert builds(cuda="13.0", path=with_nvcc) == 1 and builds(cuda="13.0", path=with_nvcc) == 0
+    assert builds(cuda="13.0", path=with_nvcc, BWT_CUDA="0") == 1
+
+
+@pytest.mark.parametrize("options", [(), ("-j2",), ("-j",)])
+def test_a_phase_is_a_line_with_its_time(make, options):
+    done = make(options=options)
+    assert done.returncode == 0 and done.stderr == ""
+    assert re.fullmatch(r"building the native library \.\.\. \d+ s\n", done.stdout)
+
+
+@pytest.mark.parametrize("options", [(), ("-j2",)])
+def test_a_phase_that_fails_shows_all_and_keeps_it(make, options, tmp_path):
+    done = make(options=options, PIP_CODE="7")
+    log = tmp_path / "venv/build.log"
+    assert done.returncode == 2 and done.stdout == "building the native library ... failed:\n"
+    assert done.stderr.startswith(log.read_text()) and "WARNING" in log.read_text()
+    assert f"(kept in {log})" in done.stderr and "Error 7" in done.stderr
+    again = make(options=options)
+    assert again.returncode == 0 and again.builds == 1
