@@ -7,15 +7,17 @@ SUFFIXES := -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h'
 NATIVE := $(shell find csrc $(SUFFIXES))
 CLANG_FORMAT_FILES := $(NATIVE) $(shell find tests $(SUFFIXES))
 
-# pip cannot install a project's requirements without building it, and building needs them.
+# pip cannot install a project's requirements without building it, and building needs them. Names of
+# extras follow.
 define PRINT_REQUIREMENTS
+import sys
 try:
     import tomllib
 except ImportError:
     from pip._vendor import tomli as tomllib
 project = tomllib.load(open('pyproject.toml', 'rb'))['project']
 extras = project['optional-dependencies']
-print(*project['dependencies'], *extras['build'], *extras['test'], *extras['lint'], sep='\n')
+print(*project['dependencies'], *(x for name in sys.argv[1:] for x in extras[name]), sep='\n')
 endef
 export PRINT_REQUIREMENTS
 
@@ -53,7 +55,7 @@ SANITIZE_TESTS := $(foreach op,$(SANITIZE_OPS),$(wildcard tests/ops/test_$(op)*.
 	$(addprefix tests/,ops/test_simd_levels.py ops/test_strides.py csrc/test_raw_ops.py)
 PRELOADED = $(foreach name,asan ubsan stdc++,$(shell $(CXX) -print-file-name=lib$(name).so))
 
-.PHONY: demo test quick lint format build rebuild bench sanitize fuzz check-torch check-cuda check-kernels gpu clean FORCE
+.PHONY: demo test quick lint format build tools rebuild bench sanitize fuzz check-torch check-cuda check-kernels gpu clean FORCE
 
 demo: build
 	$(BIN)/bwt train bijection --preset quick --report
@@ -73,18 +75,20 @@ quick: build lint
 	$(BIN)/python -P -m pytest $(SIDE_BY_SIDE) -q -m "not gpu" $(QUICK_TESTS) \
 		-k "not level and not exact and not interpreted and not processes and not fuzz and not gradcheck"
 
-lint: $(VENV)/.dependencies
+lint: $(VENV)/.tools
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $(CLANG_FORMAT_FILES)
 
-format: $(VENV)/.dependencies
+format: $(VENV)/.tools
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CLANG_FORMAT_FILES)
 
 build: $(VENV)/.built
+
+tools: $(VENV)/.tools
 
 rebuild:
 	rm -f $(VENV)/.built
@@ -108,7 +112,7 @@ bench: build
 		$(BIN)/pip install --quiet -e '.[bench]' --no-build-isolation)
 	$(BIN)/bwt bench
 
-sanitize: build
+sanitize: build $(VENV)/.tools
 	BWT_SANITIZE=1 BWT_CUDA=0 $(BIN)/python setup.py --quiet build --build-base build/sanitize \
 		--build-lib build/sanitize/lib
 	LD_PRELOAD="$(PRELOADED)" PYTHONPATH=build/sanitize/lib ASAN_OPTIONS=detect_leaks=0 \
@@ -117,7 +121,7 @@ sanitize: build
 
 SECONDS ?= 600
 SEED ?= 0
-fuzz: build
+fuzz: build $(VENV)/.tools
 	$(BIN)/python -P tests/fuzz.py --seconds $(SECONDS) --seed $(SEED)
 
 # Everything that waits for a GPU. Says in one line that there is none before it builds anything.
@@ -130,8 +134,14 @@ $(VENV)/bin/python:
 
 # Dependencies follow pyproject.toml, the native library also the sources.
 $(VENV)/.dependencies: pyproject.toml | $(VENV)/bin/python
-	@$(BIN)/python -c "$$PRINT_REQUIREMENTS" > $@.txt
+	@$(BIN)/python -c "$$PRINT_REQUIREMENTS" build > $@.txt
 	$(call phase,installing packages,$(VENV)/packages.log,$(PIP_INSTALL) -r $@.txt)
+	@touch $@
+
+# What a demo can do without.
+$(VENV)/.tools: $(VENV)/.dependencies
+	@$(BIN)/python -c "$$PRINT_REQUIREMENTS" test lint > $@.txt
+	$(call phase,installing tools for tests and lint,$(VENV)/tools.log,$(PIP_INSTALL) -r $@.txt)
 	@touch $@
 
 # Written only when it changes: nvcc or another torch that comes later is a reason to build again.
@@ -139,7 +149,10 @@ $(VENV)/.choice: $(VENV)/.dependencies FORCE
 	@$(BIN)/python -c "$$PRINT_CHOICE" > $@.new
 	@cmp -s $@.new $@ && rm $@.new || mv $@.new $@
 
-$(VENV)/.built: $(VENV)/.dependencies $(VENV)/.choice setup.py $(NATIVE)
+# Two pips must not work at a time: tools come first where they are wanted.
+WITH_TOOLS := tools test quick lint format sanitize fuzz
+$(VENV)/.built: $(VENV)/.dependencies $(VENV)/.choice setup.py $(NATIVE) \
+		| $(if $(filter $(WITH_TOOLS),$(MAKECMDGOALS)),$(VENV)/.tools)
 	$(call phase,building the native library,$(VENV)/build.log,\
 		$(PIP_INSTALL) --no-deps --no-build-isolation -e .)
 	@touch $@

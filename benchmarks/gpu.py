@@ -216,7 +216,7 @@ def stages(shell: Shell, plan: Plan) -> list[Stage]:
     ready = ("machine", "build", "software")
 
     def build() -> None:
-        shell(["make", "--no-print-directory", "build"], "build", plan.build)
+        shell(["make", "--no-print-directory", "build", "tools"], "build", plan.build)
 
     return [
         Stage("machine", 0, check_machine),
