@@ -39,6 +39,15 @@ def test_kernels_tell_what_has_been_compiled(tmp_path, capsys):
     assert len(compiled) == 1 and compiled[0].startswith("sm_80 (1 of ")
 
 
+def test_kernels_where_there_is_no_triton(monkeypatch):
+    monkeypatch.setattr(kernels._library, "triton_fault", "triton is not installed")
+    monkeypatch.setitem(sys.modules, "bwt.kernels.aot", None)  # cannot be imported
+    rows = {row["op"]: row for row in kernels.collect() if row["backend"] == "triton"}
+    assert rows.keys() == {op for op, names in _dispatch.BACKENDS.items() if "triton" in names}
+    assert all((ROOT / row["file"]).exists() and not row["targets"] for row in rows.values())
+    assert rows["attention"]["file"] == "kernels/attention"
+
+
 def test_kernels_as_a_table(capsys):
     rows = kernels.collect()
     text = kernels.render(rows)

@@ -11,7 +11,7 @@ from typing import Any
 import bwt
 from bwt.kernels import roofline
 from bwt.kernels.gpus import GPUS
-from bwt.ops import _dispatch
+from bwt.ops import _dispatch, _library
 from bwt.runs.files import read_json
 
 ROOT = Path(bwt.__file__).parents[1]
@@ -91,7 +91,11 @@ def _whole(op: str, backend: str, done: set) -> list[dict[str, Any]]:
 
 
 def _triton(op: str, backend: str, done: set) -> list[dict[str, Any]]:
-    """Every kernel the ahead-of-time compiler knows of."""
+    """Every kernel the ahead-of-time compiler knows of; where there is no Triton, as on a Mac, only
+    where they are."""
+    if _library.triton_fault:
+        own = (Path(roofline.__file__).parent / op).exists()  # or made of other ops
+        return [_row(op, f"kernels/{op}" if own else f"bwt/ops/{op}.py", 1, [], [])]
     from bwt.kernels import aot
     from bwt.kernels.configs import ARCHITECTURES
 
