@@ -6,7 +6,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 # From the ground up: a room knows those above it in this list, and none below.
 ROOMS = (
-    *("reference", "options", "registry", "progress", "curve", "hook_names", "taps", "paper", "records"),
+    *(
+        "reference",
+        "options",
+        "registry",
+        "progress",
+        "curve",
+        "hook_names",
+        "taps",
+        "paper",
+        "records",
+    ),
     *("kernels", "ops", "tasks", "models", "evaluate", "runs"),
     *("tuning", "train", "geometry", "report", "sweep", "reproduce", "cli"),
 )

@@ -1,5 +1,6 @@
 """What is installed, and what works without the native extension."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -67,7 +68,10 @@ def test_the_source_distribution_is_whole(source, sdist):
     wanted = [path for name in folders for path in (source / name).rglob("*") if path.is_file()]
     assert len(wanted) > 200
     missing = {str(path.relative_to(source)) for path in wanted} - held
-    assert missing == set() and {"setup.py", "Makefile", "LICENSE", "README.md"} <= held
+    pages = {path.name for path in source.glob("*.md")} | {"CITATION.cff"}
+    assert {"README.md", "CHANGELOG.md"} <= pages
+    assert missing == set() and {"setup.py", "Makefile", "LICENSE", *pages} <= held
+    assert "results/README.md" in held
 
 
 def sections(library):
@@ -77,23 +81,30 @@ def sections(library):
     ).stdout
 
 
-def test_a_wheel_from_the_source_distribution(sdist, tmp_path):
-    """Built by pip, with CUDA where there is a compiler: everything under bwt/, the Triton kernels
-    as bwt.kernels, abi3, stripped, and nothing in it tells where it was built."""
+@pytest.fixture(scope="module")
+def wheel(sdist, tmp_path_factory):
+    """Built by pip, with CUDA where there is a compiler."""
+    out = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"]
     cuda = {"BWT_CUDA": "1" if NVCC else "0", "TORCH_CUDA_ARCH_LIST": "8.0"}
     # The compilers as they are called, but told last not to optimise: that takes minutes.
-    compiler = tmp_path / "c++"
+    compiler = out / "c++"
     compiler.write_text(f'#!/bin/sh\nexec {os.environ.get("CXX", "c++")} "$@" -O0\n')
     compiler.chmod(0o755)
     hasty = {"CXX": str(compiler), "NVCC_APPEND_FLAGS": "-Xcicc -O0 -Xptxas -O0 -Xcompiler -O0"}
     subprocess.run(
-        [*command, "--no-build-isolation", "--wheel-dir", tmp_path, sdist],
+        [*command, "--no-build-isolation", "--wheel-dir", out, sdist],
         check=True,
-        cwd=tmp_path,
+        cwd=out,
         env={**os.environ, **cuda, **hasty},
     )
-    (wheel,) = tmp_path.glob("*.whl")
+    (path,) = out.glob("*.whl")
+    return path
+
+
+def test_a_wheel_from_the_source_distribution(wheel, tmp_path):
+    """Everything under bwt/, the Triton kernels as bwt.kernels, abi3, stripped, and nothing in it
+    tells where it was built."""
     assert "-cp310-abi3-" in wheel.name
     archive = zipfile.ZipFile(wheel)
     names = archive.namelist()
@@ -107,6 +118,49 @@ def test_a_wheel_from_the_source_distribution(sdist, tmp_path):
         assert ".symtab" not in sections(archive.extract(name, tmp_path)), f"{name} is not stripped"
         for path in (ROOT, tempfile.gettempdir(), torch.__path__[0], sysconfig.get_path("purelib")):
             assert os.fsencode(path) not in data, f"{name} tells of {path}"
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """A function that runs the command `bwt` of the wheel, far from the checkout; the folder in
+    which it works is its attribute."""
+    folder = tmp_path_factory.mktemp("installed")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run([*pip, "--target", folder / "site", wheel], check=True)
+    (folder / "work").mkdir()
+
+    def run(*words):
+        done = subprocess.run(
+            [folder / "site/bin/bwt", *words],
+            cwd=folder / "work",
+            env={**os.environ, "PYTHONPATH": str(folder / "site"), "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    run.folder = folder
+    return run
+
+
+def test_the_wheel_works_outside_the_checkout(installed):
+    site = installed.folder / "site"
+    assert (site / "bwt/py.typed").exists() and not (site / "kernels").exists()
+    assert "automatic for cpu tensors" in installed("env")
+    words = "train bijection --preset quick --num-symbols 4 --width 16 --layers 1 --steps 12"
+    words += " --evaluations 3 --eval-sequences 64 --batch-size 8 --device cpu --out run --report"
+    assert installed(*words.split()).endswith("open run/report.html in a browser\n")
+    environment = json.loads((installed.folder / "work/run/environment.json").read_text())
+    assert environment["commit"] is None  # not that of a checkout
+    assert environment["ops"]["attention"]["native"]["usable"]
+    assert "bwt report run" in installed("geometry", "run", "--sequences", "32", "--device", "cpu")
+    assert "run/report.html" in installed("report", "run")
+    page = (installed.folder / "work/run/report.html").read_text()
+    scripts = (ROOT / "bwt/report/interactive").glob("*.js")
+    assert all(path.read_text().strip()[:200] in page for path in scripts)
+    assert "attention_short_forward" in installed("kernels", "attention")
+    assert "A100" in installed("kernels", "--roofline")  # counted_work.json
 
 
 def test_bare_kernels_import_is_refused():
