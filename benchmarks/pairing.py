@@ -31,6 +31,13 @@ class Outcome:
     notes: list[str] = field(default_factory=list)  # what could not be compared
     broken: list[str] = field(default_factory=list)  # what the present side cannot do
 
+    def note_before(self, wrong: list[str]) -> None:
+        """The first of each provider: what was not there yet fails in every case."""
+        for text in (f"before: {text}" for text in wrong):
+            provider = text.split(": ")[1]
+            if not any(note.startswith(f"before: {provider}: ") for note in self.notes):
+                self.notes.append(text)
+
 
 class Sides(NamedTuple):
     before: Any  # serving.Worker, or a Server
@@ -134,7 +141,7 @@ def _group(
             opened.append(side.open(**place._asdict(), providers=names))
     before, now = opened
     outcome.wrong += now["wrong"]
-    outcome.notes += [f"before: {text}" for text in before["wrong"]]
+    outcome.note_before(before["wrong"])
     for text in {*before["unavailable"], *now["unavailable"]}:
         if text not in outcome.notes:
             outcome.notes.append(text)
@@ -151,7 +158,7 @@ def _group(
         if side is sides.now:
             outcome.wrong += closed["wrong"]
         else:
-            outcome.notes += [f"before: {text}" for text in closed["wrong"]]
+            outcome.note_before(closed["wrong"])
     for name, old, new in (row for row in found if row[0] in right):
         ratio = noise.of_pairs(old, new)
         yield {

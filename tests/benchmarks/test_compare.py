@@ -184,11 +184,13 @@ class TestPairs:
 
     def test_wrong_results_count_on_the_present_side_only(self, progress):
         machine, Sides = Machine(), module("pairing").Sides
-        before = Side(machine, {"a": 1.0}, wrong=["WRONG x"], late=["WRONG y (after the timing)"])
+        wrong = ["WRONG x: here: off", "WRONG x: there: off"]
+        before = Side(machine, {"a": 1.0}, wrong=wrong, late=["WRONG y: (after the timing)"])
         now = Side(machine, {"a": 1.0}, wrong=["WRONG z"], late=["WRONG w (after the timing)"])
         outcome = compared(progress, lambda: Sides(before, now), "a", "absent")
         assert outcome.wrong == ["WRONG z", "WRONG w (after the timing)"]
-        assert outcome.notes == ["before: WRONG x", "before: WRONG y (after the timing)"]
+        notes = ["before: WRONG x: here: off", "before: WRONG y: (after the timing)"]
+        assert outcome.notes == notes
         assert [row["provider"] for row in outcome.rows] == ["a"]
 
     @pytest.mark.parametrize("index", [0, 1])
