@@ -1,6 +1,7 @@
 """What a benchmark is doing, for whoever waits: on a terminal in one line that changes, elsewhere a
 line now and then, so that no run is silent for long."""
 
+import shutil
 import sys
 import threading
 import time
@@ -10,7 +11,6 @@ from typing import TextIO
 
 REDRAWN = 0.2  # seconds, on a terminal
 PATIENCE = 10.0  # seconds of silence, elsewhere
-WIDTH = 110
 
 
 class Progress:
@@ -43,8 +43,10 @@ class Progress:
                 return
             self.last = now
             line = f"{self.where}: {text} ({now - self.begun:.0f} s)"
+            if self.terminal:  # a line that is too long could not be taken back
+                line = line[: shutil.get_terminal_size().columns - 1]
             start, end = ("\r\x1b[K", "") if self.terminal else ("", "\n")
-            print(f"{start}{line[:WIDTH]}", end=end, file=self.file, flush=True)
+            print(f"{start}{line}", end=end, file=self.file, flush=True)
 
     @contextmanager
     def busy(self, text: str) -> Iterator[None]:

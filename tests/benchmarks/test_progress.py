@@ -57,6 +57,15 @@ def test_a_terminal_has_one_line_that_is_removed_before_a_row(module, capsys):
     assert capsys.readouterr().out == "a row\n"
 
 
+def test_a_line_fits_on_the_terminal(module, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "20")
+    terminal, file = Terminal(), io.StringIO()
+    for where in (terminal, file):
+        at(module, where, [0, 0, 20]).say("a long story")
+    assert terminal.getvalue() == "\r\x1b[K" + "case 1 of 3, a: a long story"[:19]
+    assert file.getvalue() == "case 1 of 3, a: a long story (20 s)\n"
+
+
 def test_quiet_tells_nothing(module, capsys):
     module.Progress(quiet=True).tell("a row")
     assert capsys.readouterr().out == ""
