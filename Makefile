@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
+# Python compiles a module when it is first imported; most never are.
+PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 SUFFIXES := -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h'
 NATIVE := $(shell find csrc $(SUFFIXES))
 CLANG_FORMAT_FILES := $(NATIVE) $(shell find tests $(SUFFIXES))

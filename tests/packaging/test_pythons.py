@@ -36,7 +36,7 @@ def python(request):
     if path is None:
         pytest.skip(f"there is no Python {request.param} here")
 
-    def run(*words, **environment):
+    def run(*words):
         inherited = {key: x for key, x in os.environ.items() if not key.startswith("PYTHON")}
         done = subprocess.run(
             [path, *words],
