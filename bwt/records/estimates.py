@@ -20,6 +20,10 @@ class Estimate(Record):
         return math.nan if self.se is None else self.se
 
 
+def mean_of(x: Estimate | None) -> float | None:
+    return None if x is None else x.mean
+
+
 @dataclass(frozen=True)
 class Estimates(Record):
     """One for each position, or for each head."""

@@ -330,6 +330,13 @@ class Clusters(Record):
         if None in added and added != (None,) * 3:
             raise RecordError("has predictions in part: they belong together with their ceiling")
 
+    @property
+    def compared(self) -> tuple[Clustering, ClusterScores, ClusterScores] | None:
+        """Clusters of the predictions, of the untrained model's, and their ceiling."""
+        if self.predicted is None or self.predicted_untrained is None or self.ceiling is None:
+            return None
+        return self.predicted, self.predicted_untrained, self.ceiling
+
 
 @dataclass(frozen=True)
 class Checkpoint(Record):

@@ -16,3 +16,7 @@ class MetricsRow(Document):
     evaluation: dict[str, float] | None = None  # means of the model's metrics
 
     SCHEMA: ClassVar[int] = 1
+
+    def metric(self, name: str) -> float | None:
+        """None where it was not evaluated."""
+        return None if self.evaluation is None else self.evaluation.get(name)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from html import escape
 from itertools import chain
 
-from bwt.records.estimates import Estimate
+from bwt.records.estimates import Estimate, mean_of
 from bwt.report.svg import CHAR, Drawing, Scale, cells, fitted, label, short
 from bwt.report.words import known, num, pm
 
@@ -23,6 +23,20 @@ class Series:
     dashed: bool = False
     dots: bool = False
     joined: bool = True  # by a line
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        x: Sequence[float],
+        estimates: Sequence[Estimate | None],
+        *,
+        color: int = 0,
+        dashed: bool = False,
+    ) -> "Series":
+        """Dots with their standard errors; a gap where there is no estimate."""
+        error = [e.se if e else None for e in estimates]
+        return cls(name, x, list(map(mean_of, estimates)), error, color, dashed, dots=True)
 
 
 def _legend(drawing: Drawing, series: Sequence[Series], left: float) -> float:
@@ -157,7 +171,7 @@ def scatter(
     shown = [value for *_, value in points]
     low, high = min(shown, default=0.0), max(shown, default=0.0)
     levels = len(RAMP)
-    paths: dict[str, list[str]] = {}
+    paths: dict[int, list[str]] = {}
     for a, b, v in points:
         share = (v - low) / (high - low) if high > low else 0
         level = int(v) % NUM_COLORS if groups else min(levels - 1, int(levels * share))
@@ -356,10 +370,9 @@ def dots(
     return drawing.render()
 
 
-def _name_above(drawing: Drawing, name: str, x: Scale, value: float | None, y: float, log: bool):
+def _name_above(drawing: Drawing, name: str, x: Scale, value: float, y: float, log: bool) -> None:
     """At the side of its point on which there is room."""
-    drawn = known(value) and (value > 0 or not log)
-    at = x(value) if drawn else x.start
+    at = x(value) if known(value) and (value > 0 or not log) else x.start
     right = at > (x.start + x.end) / 2
     shown = f"{name}: {num(value)}"
     drawing.text(at + 6 if right else at - 6, y - 12, shown, "end" if right else "start")

@@ -53,12 +53,12 @@ def training_finding(run: Run) -> str:
     """When it first beats what lacks an ability."""
     rows, floor = _evaluated(run), run.evaluation.floor_kl().mean
     name = run.evaluation.best_floor()
-    beaten = [row.step for row in rows if row.evaluation.get("kl", floor) < floor]
+    beaten = [row.step for row in rows if (kl := row.metric("kl")) is not None and kl < floor]
     if not rows:
         return ""
     if not beaten:
         return f"In {rows[-1].step:,} steps of training it does not get below the floor {name}."
-    last = words.num(rows[-1].evaluation.get("kl"))
+    last = words.num(rows[-1].metric("kl"))
     return (
         f"It is nearer to Bayes than the floor {name} by training step {beaten[0]:,}, and "
         f"{last} bits from it at step {rows[-1].step:,}."
@@ -71,7 +71,7 @@ def training_control(run: Run) -> str:
         return ""
     first, guess = rows[0], run.evaluation.floors["uniform"].overall["kl"].mean
     return (
-        f"At step {first.step:,} it was {words.num(first.evaluation.get('kl'))} bits from Bayes; a "
+        f"At step {first.step:,} it was {words.num(first.metric('kl'))} bits from Bayes; a "
         f"uniform guess is {words.num(guess)}."
     )
 
@@ -167,11 +167,11 @@ def _kl_by_step(evaluation: Evaluation) -> Card:
 def _learning(run: Run, rows: list[MetricsRow]) -> Card:
     steps = [row.step for row in rows]
     series = [
-        Series("KL", steps, [row.evaluation.get("kl") for row in rows], dots=True),
+        Series("KL", steps, [row.metric("kl") for row in rows], dots=True),
         Series(
             "entropy error",
             steps,
-            [row.evaluation.get("entropy_mae") for row in rows],
+            [row.metric("entropy_mae") for row in rows],
             color=1,
             dots=True,
         ),
@@ -187,9 +187,7 @@ def _learning(run: Run, rows: list[MetricsRow]) -> Card:
 
 
 def _convergence(run: Run, rows: list[MetricsRow]) -> str:
-    exponent = curves.slope(
-        [row.step for row in rows], [row.evaluation.get("kl", 0.0) for row in rows]
-    )
+    exponent = curves.slope([row.step for row in rows], [row.metric("kl") or 0.0 for row in rows])
     text = curves.in_words(exponent)
     if text and run.config.decay != "none":
         text += " The learning rate falls to 0 there, which makes the end steeper than it is."

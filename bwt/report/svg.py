@@ -94,7 +94,7 @@ class Drawing:
         """Lets a place in the drawing be read as numbers."""
         self.data |= {"data-x": x.in_words(), "data-y": y.in_words()}
 
-    def add(self, tag: str, text: str | None = None, **attributes) -> None:
+    def add(self, tag: str, text: str | None = None, /, **attributes: object) -> None:
         names = {key.rstrip("_").replace("_", "-"): v for key, v in attributes.items()}
         shown = "".join(
             f' {k}="{short(v) if isinstance(v, float) else v}"' for k, v in names.items()
@@ -127,6 +127,7 @@ def cells(
     w: float,
     h: float,
     top: float = 1.0,
+    /,
     **data: str,
 ) -> None:
     """A heat map in the rectangle: the opacity of one colour is the square root of a value's share

@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Sequence
+from typing import TypeGuard
 
 from bwt.records.estimates import Estimate
 
 
-def known(x: float | None) -> bool:
+def known(x: float | None) -> TypeGuard[float]:
     """Whether there is a number at all."""
     return x is not None and math.isfinite(x)
 

@@ -1,7 +1,7 @@
 """Where attention goes, and how sharply."""
 
 from bwt import paper
-from bwt.records.estimates import Estimate
+from bwt.records.estimates import Estimate, Estimates
 from bwt.records.geometry import Attention
 from bwt.report import charts, words
 from bwt.report.cards import Card
@@ -32,7 +32,7 @@ def cards(section: Attention) -> list[Card]:
         ),
         _mass(section),
         *_mass_by_step(section),
-        *([_entropy_by_layer(section)] if section.entropy else []),
+        *([_entropy_by_layer(section, section.entropy)] if section.entropy else []),
     ]
 
 
@@ -152,11 +152,11 @@ def control(section: Attention) -> str:
     return f"Attention that looks everywhere alike would give {share} to these positions."
 
 
-def _entropy_by_layer(section: Attention) -> Card:
+def _entropy_by_layer(section: Attention, entropy: Estimates) -> Card:
     layers = list(range(len(section.layers)))
     sharpest = [min(layer.entropy.mean) for layer in section.layers]
     series = [
-        Series("mean of heads", layers, section.entropy.mean, section.entropy.se, dots=True),
+        Series("mean of heads", layers, entropy.mean, entropy.se, dots=True),
         Series("sharpest head", layers, sharpest, color=1, dots=True),
         Series("uniform", layers, [section.uniform_entropy] * len(layers), color=2, dashed=True),
     ]

@@ -19,7 +19,7 @@ def cards(section: Clusters) -> list[Card]:
     title = f"Do the {what} cluster?"
     picture = _picture(shown, f"Final {what} by likeliest outcome")
     first = Card("clusters", title, picture, reading, paper.NOTES["clusters"])
-    return [first] if section.predicted is None else [first, _beside(section)]
+    return [first, *_beside(section)]
 
 
 def _picture(shown: Clustering, title: str) -> str:
@@ -36,11 +36,14 @@ def _picture(shown: Clustering, title: str) -> str:
     )
 
 
-def _beside(section: Clusters) -> Card:
+def _beside(section: Clusters) -> list[Card]:
+    if section.compared is None:
+        return []
+    predicted, untrained, ceiling = section.compared
     rows = {
-        "exact posteriors (the ceiling)": section.ceiling,
-        "predictions": section.predicted,
-        "predictions, untrained": section.predicted_untrained,
+        "exact posteriors (the ceiling)": ceiling,
+        "predictions": predicted,
+        "predictions, untrained": untrained,
         "states as they are": section.trained,
         "states, untrained": section.untrained,
     }
@@ -55,20 +58,21 @@ def _beside(section: Clusters) -> Card:
         "distributions, do not end where a belief is certain: exact log-posteriors as states would "
         "not cluster by outcome either."
     )
-    return Card("clusters-beside", "Clusters beside their ceiling", table(head, body), reading)
+    return [Card("clusters-beside", "Clusters beside their ceiling", table(head, body), reading)]
 
 
 def in_words(section: Clusters) -> str:
-    if section.predicted is None:
+    if section.compared is None:
         return (
             f"{_kind(section.trained)} among the states, agreeing with the likeliest outcome by "
             f"{words.num(section.trained.rand)} (adjusted Rand index; untrained "
             f"{words.num(section.untrained.rand)}). No ceiling is known for this: examine the run "
             "again."
         )
+    predicted, untrained, ceiling = section.compared
     return (
-        f"{_kind(section.predicted)} among the predictions; exact posteriors have silhouette "
-        f"{words.num(section.ceiling.silhouette)}. {_agreement(section)} The states "
+        f"{_kind(predicted)} among the predictions; exact posteriors have silhouette "
+        f"{words.num(ceiling.silhouette)}. {_agreement(predicted, untrained, ceiling)} The states "
         f"as they are: {words.num(section.trained.rand)} (untrained "
         f"{words.num(section.untrained.rand)})."
     )
@@ -82,24 +86,24 @@ def _kind(found: ClusterScores) -> str:
     )
 
 
-def _agreement(section: Clusters) -> str:
-    predicted, ceiling = section.predicted, section.ceiling
+def _agreement(predicted: ClusterScores, untrained: ClusterScores, ceiling: ClusterScores) -> str:
     text = (
         f"Grouped so, they agree with the likeliest outcome by {words.num(predicted.rand)} "
-        f"(adjusted Rand index; untrained {words.num(section.predicted_untrained.rand)}), and "
+        f"(adjusted Rand index; untrained {words.num(untrained.rand)}), and "
         f"exact posteriors, the ceiling, by {words.num(ceiling.rand)} with "
         f"{ceiling.clusters} clusters"
     )
     if ceiling.rand < NO_CEILING:
         return text + ": in this task not even exact beliefs fall into their hypotheses."
-    return text + f": {words.percent(_share(section))} of what is possible."
+    return text + f": {words.percent(predicted.rand / ceiling.rand)} of what is possible."
 
 
 def _share(section: Clusters) -> float | None:
     """Agreement relative to the ceiling."""
-    if section.ceiling is None or section.ceiling.rand < NO_CEILING:
+    if section.compared is None:
         return None
-    return section.predicted.rand / section.ceiling.rand
+    predicted, _, ceiling = section.compared
+    return None if ceiling.rand < NO_CEILING else predicted.rand / ceiling.rand
 
 
 SHOWN = Shown(

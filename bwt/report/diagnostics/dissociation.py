@@ -3,7 +3,8 @@
 from collections.abc import Callable
 
 from bwt import paper
-from bwt.records.geometry import Checkpoint, Dissociation
+from bwt.records.estimates import mean_of
+from bwt.records.geometry import Checkpoint, Dissociation, Slopes
 from bwt.report import charts, words
 from bwt.report.cards import Card
 from bwt.report.charts import Series
@@ -44,7 +45,7 @@ def _shares(start: Checkpoint, rows: list[Checkpoint]) -> str:
 
     series = [share("KL", lambda row: row.kl.mean, 0)]
     if start.attention is not None:
-        series.append(share("attention", lambda row: row.attention and row.attention.mean, 1))
+        series.append(share("attention", lambda row: mean_of(row.attention), 1))
     series.append(share("states", lambda row: row.distance, 2))
     return charts.lines(
         series,
@@ -82,11 +83,12 @@ def in_words(section: Dissociation) -> str:
             f"({course}): it takes four at which the KL is falling, to a fifth of what it was, and "
             "still is twice that of the last two. Train on, or with more --evaluations."
         )
-    return f"{_verdict(section)}{_noise(section)}{_annealing(section)}"
+    at_floor = _at_floor(section, section.slopes)
+    noise = _noise(section) if at_floor else ""
+    return f"{_verdict(section.slopes, at_floor)}{noise}{_annealing(section)}"
 
 
-def _verdict(section: Dissociation) -> str:
-    found = section.slopes
+def _verdict(found: Slopes, at_floor: bool) -> str:
     course = (
         f"From step {found.steps[0]} to {found.steps[-1]} ({len(found.steps)} checkpoints), on log "
         f"scales, attention nears its late form {words.num(found.ratio)} times as fast as the KL "
@@ -94,7 +96,7 @@ def _verdict(section: Dissociation) -> str:
     )
     if found.low > 1 and found.ratio > ALIKE:
         verdict = "it settles before precision, a dissociation"
-    elif found.high < 1 and found.ratio < 1 / ALIKE and not _at_floor(section):
+    elif found.high < 1 and found.ratio < 1 / ALIKE and not at_floor:
         verdict = "it settles more slowly than precision, the reverse of a dissociation"
     else:
         verdict = "no dissociation"
@@ -106,15 +108,13 @@ def _verdict(section: Dissociation) -> str:
     )
 
 
-def _at_floor(section: Dissociation) -> bool:
+def _at_floor(section: Dissociation, found: Slopes) -> bool:
     """Whether the maps come as near as their own noise lets them."""
-    last = next(row for row in section.checkpoints if row.step == section.slopes.steps[-1])
+    last = next(row for row in section.checkpoints if row.step == found.steps[-1])
     return last.attention is not None and last.attention.mean <= 2 * (section.floor or 0)
 
 
 def _noise(section: Dissociation) -> str:
-    if not _at_floor(section):
-        return ""
     return (
         f" At the end its distance is no more than noise ({words.num(section.floor)} bits), which "
         "hides what lies below: the ratio is a lower bound."

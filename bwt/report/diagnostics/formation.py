@@ -57,8 +57,8 @@ def _attention(rows: list[FormationRow]) -> str:
 def _bits(rows: list[FormationRow]) -> str:
     steps = [row.step for row in rows]
     series = [Series("known key", steps, [row.kl_known.mean for row in rows], dots=True)]
-    if all(row.kl_new is not None for row in rows):
-        new = [row.kl_new.mean for row in rows]
+    new = [row.kl_new.mean for row in rows if row.kl_new is not None]
+    if len(new) == len(rows):
         series.append(Series("new key", steps, new, color=1, dots=True))
     return charts.lines(
         series, "KL of known and new keys", "training step", "KL / bits", log_x=True, log_y=True

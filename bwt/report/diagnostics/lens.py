@@ -1,6 +1,7 @@
 """What the model would answer if it stopped earlier, layer by layer."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from bwt.records.estimates import Estimate
 from bwt.records.floors import MEMORY, beats
@@ -21,15 +22,7 @@ def cards(section: Lens) -> list[Card]:
     }
     places = list(range(len(readings)))
     series = [
-        Series(
-            label,
-            places,
-            [x and x.mean for x in curve],
-            [x and x.se for x in curve],
-            color=i,
-            dots=True,
-        )
-        for i, (label, curve) in enumerate(curves.items())
+        Series.of(label, places, curve, color=i) for i, (label, curve) in enumerate(curves.items())
     ]
     series += [
         Series(name, places, [floor.mean] * len(places), color=(3 + i) % 6, dashed=True)
@@ -116,7 +109,7 @@ SHOWN = Shown(
     sentences={"lens": in_words},
     numbers={
         "lens_first_layer": _first_block,
-        **{f"lens_beats_memory_{k}": lambda x, k=k: _layer(x, f"{MEMORY}{k}") for k in (1, 2, 5)},
+        **{f"lens_beats_memory_{k}": partial(_layer, floor=f"{MEMORY}{k}") for k in (1, 2, 5)},
     },
     legend=(
         "KL in bits of what an affine map reads off the output of the first layer, and the layer "

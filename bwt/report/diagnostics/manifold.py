@@ -1,9 +1,9 @@
 """Do states lie on a curve, and is the curve ordered by uncertainty?"""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from bwt import paper
-from bwt.records.estimates import Estimate
+from bwt.records.estimates import mean_of
 from bwt.records.geometry import Alignment, Cloud, Manifold
 from bwt.report import charts, words
 from bwt.report.cards import Card, table
@@ -13,7 +13,7 @@ from bwt.report.diagnostics.shown import Shown
 def cards(section: Manifold) -> list[Card]:
     last = list(section.clouds)[-2:]
     planes = [draw(section, label) for label in last for draw in (_by_entropy, _by_step)]
-    return [*planes, _table(section), *([_alignment(section)] if section.alignment else [])]
+    return [*planes, _table(section), *_alignment(section)]
 
 
 def _by_entropy(section: Manifold, label: str) -> Card:
@@ -72,7 +72,9 @@ def _table(section: Manifold) -> Card:
     return Card("manifold", "States and uncertainty", table(head, rows), reading, wide=True)
 
 
-def _alignment(section: Manifold) -> Card:
+def _alignment(section: Manifold) -> list[Card]:
+    if not section.alignment:
+        return []
     head = ["", "|cos| with PC1", "shuffled", "random", "untrained", "in PC1+2"]
     head += ["variance along it", "along PC1", "R² PC1", "R² best", "untrained"]
     rows = [
@@ -92,7 +94,7 @@ def _alignment(section: Manifold) -> Card:
         for label, x in section.alignment.items()
     ]
     picture, reading = table(head, rows), alignment_in_words(section)
-    return Card("alignment", "Is uncertainty what states vary in?", picture, reading, wide=True)
+    return [Card("alignment", "Is uncertainty what states vary in?", picture, reading, wide=True)]
 
 
 def alignment_in_words(section: Manifold) -> str:
@@ -165,14 +167,14 @@ def _aligned(section: Manifold) -> Alignment | None:
     return section.alignment[_last_label(section.alignment)] if section.alignment else None
 
 
+def _of_alignment(number: Callable[[Alignment], float]) -> Callable[[Manifold], float | None]:
+    return lambda section: None if (x := _aligned(section)) is None else number(x)
+
+
 def _last_label(labels: Iterable[str]) -> str:
     """The last attention's output, or the last states of a model without attention."""
     labels = list(labels)
     return ([x for x in labels if x.startswith("attention")] or labels)[-1]
-
-
-def _mean(x: Estimate | None) -> float | None:
-    return None if x is None else x.mean
 
 
 SHOWN = Shown(
@@ -188,11 +190,11 @@ SHOWN = Shown(
     },
     numbers={
         "pc1": lambda section: _last(section).share[0],
-        "entropy_r2": lambda section: _mean(_last(section).first.r2),
-        "entropy_r2_within": lambda section: _mean(_last(section).first.r2_within),
-        "entropy_cosine": lambda section: (x := _aligned(section)) and x.cosine.mean,
-        "entropy_cosine_shuffled": lambda section: (x := _aligned(section)) and x.shuffled,
-        "entropy_best_r2": lambda section: (x := _aligned(section)) and x.best_r2,
+        "entropy_r2": lambda section: mean_of(_last(section).first.r2),
+        "entropy_r2_within": lambda section: mean_of(_last(section).first.r2_within),
+        "entropy_cosine": _of_alignment(lambda x: x.cosine.mean),
+        "entropy_cosine_shuffled": _of_alignment(lambda x: x.shuffled),
+        "entropy_best_r2": _of_alignment(lambda x: x.best_r2),
     },
     legend=(
         "share of the first component of the last attention's output, and its R2 with the exact "

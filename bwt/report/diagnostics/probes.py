@@ -25,15 +25,7 @@ def _card(section: Probes, target: str) -> Card:
     if _held(probed):
         curves["shuffled labels"] = [x.shuffled_within for x in probed.stages]
     series = [
-        Series(
-            label,
-            list(range(len(curve))),
-            [x and x.mean for x in curve],
-            [x and x.se for x in curve],
-            color=i,
-            dashed=i > 0,
-            dots=True,
-        )
+        Series.of(label, range(len(curve)), curve, color=i, dashed=i > 0)
         for i, (label, curve) in enumerate(curves.items())
     ]
     name = TARGETS.get(target, target)

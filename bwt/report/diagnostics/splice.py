@@ -31,13 +31,11 @@ def _curves(section: Splice) -> Card:
     curves = {name(place): place.follows for place in shown}
     curves["observation only, exact"] = section.one
     series = [
-        Series(
+        Series.of(
             label,
-            list(range(len(shares))),
-            [x and x.mean for x in shares],
-            [x and x.se for x in shares],
+            range(len(shares)),
+            shares,
             color=i % charts.NUM_COLORS,
-            dots=True,
             dashed=i == len(curves) - 1,
         )
         for i, (label, shares) in enumerate(curves.items())
@@ -144,8 +142,8 @@ def _next(shares: Sequence[Estimate | None]) -> Estimate | None:
 
 
 def _most(places: Sequence[SplicedPlace]) -> SplicedPlace | None:
-    known = [x for x in places if _next(x.follows) is not None]
-    return max(known, key=lambda x: _next(x.follows).mean, default=None)
+    known = [(x, share.mean) for x in places if (share := _next(x.follows))]
+    return max(known, key=lambda pair: pair[1])[0] if known else None
 
 
 def _number(section: Splice, kind: str) -> float | None:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from bwt.records.geometry import Example, Examples, Geometry, Manifold, Points
+from bwt.records.geometry import Attention, Example, Examples, Geometry, Manifold, Points
 from bwt.report.diagnostics.attention import best_head
 from bwt.report.words import known
 
@@ -15,7 +15,7 @@ def script_data(index: int, geometry: Geometry) -> str:
     found: dict[str, Any] = {}
     if geometry.examples is not None and geometry.examples.sequences[0].tokens is not None:
         found |= _examples(geometry.examples)
-        found["start"] = _start(geometry)
+        found["start"] = _start(geometry.examples, geometry.attention)
     if isinstance(geometry.manifold, Manifold):
         found["clouds"] = _clouds(geometry.manifold)
     # Nothing in it may end the tag.
@@ -31,13 +31,13 @@ def _examples(section: Examples) -> dict[str, Any]:
     }
 
 
-def _start(geometry: Geometry) -> dict[str, int]:
+def _start(examples: Examples, attention: Attention | None) -> dict[str, int]:
     """What is shown at first: the step at which the exact posterior becomes sharper most, and the
     head that gives most to what is useful."""
-    bits = [entropy(p) for p in geometry.examples.sequences[0].exact]
+    bits = [entropy(p) for p in examples.sequences[0].exact]
     falls = [before - after for before, after in zip([bits[0], *bits], bits, strict=False)]
     step = max(range(len(falls)), key=falls.__getitem__)
-    best = None if geometry.attention is None else best_head(geometry.attention)
+    best = None if attention is None else best_head(attention)
     layer, head = (0, 0) if best is None else best[2:]
     return {"step": step, "layer": layer, "head": head}
 
@@ -59,11 +59,11 @@ def _example(x: Example) -> dict[str, Any]:
 
 
 def _clouds(section: Manifold) -> dict[str, Any]:
-    return {label: _points(x) for label, x in section.points.items() if x.z is not None}
+    return {label: _points(x, x.z) for label, x in section.points.items() if x.z is not None}
 
 
-def _points(points: Points) -> dict[str, Any]:
-    columns = (points.x, points.y, points.z, points.entropy, points.step)
+def _points(points: Points, z: list[float]) -> dict[str, Any]:
+    columns = (points.x, points.y, z, points.entropy, points.step)
     rows = [row for row in zip(*columns, strict=True) if all(map(known, row))]
     names = ("x", "y", "z", "entropy", "step")
     kept = zip(*rows, strict=True) if rows else [()] * len(names)
