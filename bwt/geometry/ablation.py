@@ -33,12 +33,15 @@ class Unit(NamedTuple):
     part: str  # "block", the name of a sub-block, "head"; of an LSTM "layer", "memory"
     head: int | None
     path: str
+    heads: int = 1  # of its attention
 
 
 def units(model: nn.Module) -> Iterator[Unit]:
     for i, block in enumerate(blocks(model)):
         if not is_residual(block):
-            yield from (Unit(i, part, None, f"blocks.{i}") for part in ("layer", "memory"))
+            yield Unit(i, "layer", None, f"blocks.{i}")
+            if isinstance(block, Layer):
+                yield Unit(i, "memory", None, f"blocks.{i}")
             continue
         yield Unit(i, "block", None, f"blocks.{i}")
         parts = [name for name, part in block.named_children() if _gives_a_tensor(name, part)]
@@ -46,7 +49,7 @@ def units(model: nn.Module) -> Iterator[Unit]:
             yield Unit(i, part, None, f"blocks.{i}.{part}")
         if attends(block):
             for head in range(block.attn.heads):
-                yield Unit(i, "head", head, f"blocks.{i}.attn.proj")
+                yield Unit(i, "head", head, f"blocks.{i}.attn.proj", block.attn.heads)
 
 
 def _gives_a_tensor(name: str, part: nn.Module) -> bool:
@@ -56,7 +59,7 @@ def _gives_a_tensor(name: str, part: nn.Module) -> bool:
     return called and not several and not name.startswith("norm")
 
 
-def edit_for(unit: Unit, mode: str, heads: int = 1) -> Edit:
+def edit_for(unit: Unit, mode: str) -> Edit:
     def kept(update: Tensor) -> Tensor:
         """What remains of an update."""
         return update.mean(0, keepdim=True) if mode == "mean" else update.new_zeros(())
@@ -67,24 +70,33 @@ def edit_for(unit: Unit, mode: str, heads: int = 1) -> Edit:
     def part(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         return kept(y).expand_as(y)
 
-    def head(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    def memory(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        assert isinstance(module, Layer)  # see units
+        return _forgetful(module, x, kept)
+
+    if unit.head is not None:
+        return _without_head(unit.head, unit.heads, kept)
+    return {"block": block, "memory": memory}.get(unit.part, part)
+
+
+def _without_head(head: int, heads: int, kept: Callable[[Tensor], Tensor]) -> Edit:
+    """Of the projection behind attention: what is `kept` of the share that one head has in it."""
+
+    def edit(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         size = x.shape[-1] // heads
-        own = slice(unit.head * size, (unit.head + 1) * size)
-        update = functional.linear(x[..., own], module.weight[:, own])
+        own = slice(head * size, (head + 1) * size)
+        update = functional.linear(x[..., own], module.get_parameter("weight")[:, own])
         return y - (update - kept(update))
 
-    def memory(layer: Layer, x: Tensor, y: Tensor) -> Tensor:
-        return _forgetful(layer, x, kept)
-
-    return {"block": block, "head": head, "memory": memory}.get(unit.part, part)
+    return edit
 
 
 def _forgetful(layer: Layer, x: Tensor, kept: Callable[[Tensor], Tensor]) -> Tensor:
     """The layer's output if only what is `kept` of its state reaches the next position."""
     state, outputs = layer.rest(len(x), x), []
     for now in x.split(1, 1):
-        forgotten = tuple(kept(s).expand_as(s).contiguous() for s in state)
-        outputs.append(layer.run(now, forgotten)[0])
+        h, c = (kept(s).expand_as(s).contiguous() for s in state)
+        outputs.append(layer.run(now, (h, c))[0])
         _, state = layer.run(now, state)
     return torch.cat(outputs, 1)
 
@@ -96,9 +108,7 @@ def ablate_parts(subject: Subject, tick: Callable[[], None] = lambda: None) -> l
     rows = []
     for unit in units(subject.model):
         for mode in MODES:
-            heads = blocks(subject.model)[unit.layer].attn.heads if unit.part == "head" else 1
-            edit = edit_for(unit, mode, heads)
-            kl, error = subject.losses(intact.predict(unit.path, edit))
+            kl, error = subject.losses(intact.predict(unit.path, edit_for(unit, mode)))
             rows.append(
                 AblatedPart(
                     layer=unit.layer,

@@ -17,6 +17,7 @@ from bwt.geometry import stats
 from bwt.geometry.causal import covariance
 from bwt.geometry.probes import fit
 from bwt.geometry.subject import Subject, blocks, has_attention
+from bwt.records.estimates import mean_of
 from bwt.records.geometry import Alignment
 
 SHUFFLES = 8  # of the labels, and random directions
@@ -82,7 +83,7 @@ def align(x: Tensor, entropy: Tensor) -> Alignment | None:
         share=float(along.square().sum() / rest.square().sum()),
         first_share=float(pca.share[0]),
         first_r2=(stats.pearson(rest @ pca.axes[0], labels) or 0.0) ** 2,
-        best_r2=fit(x, y, within=within).r2().mean,
+        best_r2=mean_of(fit(x, y, within=within).r2()) or 0.0,
     )
 
 

@@ -22,7 +22,7 @@ def attention(subject: Subject, untrained: Subject | None = None) -> Attention:
         )
         for i in range(count)
     ]
-    visible = sum(masks.values()).sum(-1).double()  # [B, P]
+    visible = torch.stack([mask.sum(-1) for mask in masks.values()]).sum(0).double()  # [B, P]
     uniform = {
         name: (mask.sum(-1) / visible).mean(-1).mean().item() for name, mask in masks.items()
     }

@@ -51,11 +51,9 @@ def removal(subject: Subject, tick: Callable[[], None] = lambda: None) -> list[R
             bases = _bases(states, y, within, generator)
             added = {}
             for kind, choices in bases.items():
-                effect = 0
-                for basis in choices:
-                    log_q = intact.predict(path, remove(basis, subject.positions, mean))
-                    effect = effect + rest.losses(log_q)[0] - base_kl
-                added[kind] = estimate(effect / len(choices))
+                edits = (remove(basis, subject.positions, mean) for basis in choices)
+                effects = [rest.losses(intact.predict(path, edit))[0] - base_kl for edit in edits]
+                added[kind] = estimate(torch.stack(effects).mean(0))
             left = {
                 kind: fit(without(states, bases[kind][0], mean), y, within=within).r2()
                 for kind in ("encoded", "readout")

@@ -108,16 +108,19 @@ def _best(points: Tensor, labels: Tensor) -> tuple[ClusterScores, Tensor]:
 def k_means(x: Tensor, k: int) -> Tensor:
     """[N] group of each point [N, C], of which at least k differ: the best of some starts by
     k-means++ from fixed seeds."""
-    points, best = x.cpu().numpy(), None
-    for seed in range(RESTARTS):
-        with warnings.catch_warnings():
-            # A start may lose a cluster on its way; another will be better.
-            warnings.filterwarnings("ignore", "One of the clusters is empty", UserWarning)
-            centres, groups = kmeans2(points, k, ROUNDS, minit="++", seed=seed)
-        cost = np.square(points - centres[groups]).sum()
-        if best is None or cost < best[0]:
-            best = (cost, groups)
-    return torch.as_tensor(best[1], device=x.device).long()
+    points = x.cpu().numpy()
+    found = (_k_means_from(seed, points, k) for seed in range(RESTARTS))
+    _, groups = min(found, key=lambda cost_and_groups: cost_and_groups[0])
+    return torch.as_tensor(groups, device=x.device).long()
+
+
+def _k_means_from(seed: int, points: np.ndarray, k: int) -> tuple[float, np.ndarray]:
+    """The cost, and the group of each point."""
+    with warnings.catch_warnings():
+        # A start may lose a cluster on its way; another will be better.
+        warnings.filterwarnings("ignore", "One of the clusters is empty", UserWarning)
+        centres, groups = kmeans2(points, k, ROUNDS, minit="++", seed=seed)
+    return np.square(points - centres[groups]).sum(), groups
 
 
 def silhouette(distances: Tensor, groups: Tensor) -> float:

@@ -13,6 +13,7 @@ the predictions are from exact Bayes, and how the states of the last layer sprea
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from bwt.geometry import stats
 from bwt.geometry.probes import fit
 from bwt.geometry.settling import slopes
 from bwt.geometry.subject import Subject, blocks, has_attention, stages
+from bwt.records.estimates import mean_of
 from bwt.records.geometry import Checkpoint, Dissociation
 
 
@@ -84,7 +86,11 @@ class _References:
 
     def __init__(self, late: list[_Snapshot]):
         self.first, self.second = late[0], late[-1]
-        self.between = _divergence(self.first, self.second) if late[0].maps else None
+
+    @cached_property
+    def between(self) -> Tensor:
+        """[B, layers] bits from one to the other."""
+        return _divergence(self.first, self.second)
 
     def maps_to(self, now: _Snapshot) -> Tensor:
         """[B, layers] bits: the product of the ways to both."""
@@ -118,7 +124,7 @@ def _describe(step: int, now: _Snapshot, subject: Subject) -> Checkpoint:
         distance=None,
         spread=spread(now.states, subject.entropy),
         pc1=stats.pca(now.states).share[0].item(),
-        entropy_r2=r2 and r2.mean,
+        entropy_r2=mean_of(r2),
     )
 
 

@@ -33,10 +33,11 @@ def examples(
         )
         for i in range(len(predicted))
     ]
-    rows = [
-        ExampleCheckpoint(step, _thousandths(few.of(load(step)).predict().exp()))
-        for step in spread(steps)
-    ]
+    rows = []
+    if load is not None:
+        for step in spread(steps):
+            said = few.of(load(step)).predict().exp()
+            rows.append(ExampleCheckpoint(step, _thousandths(said)))
     return Examples(sequences, rows)
 
 

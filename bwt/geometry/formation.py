@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from bwt import taps
 from bwt.geometry.attention import mass_on
-from bwt.geometry.stats import ratio
+from bwt.geometry.stats import pooled, ratio
 from bwt.geometry.subject import CHUNK, Subject, blocks, rows_of
 from bwt.records.estimates import Estimate
 from bwt.records.geometry import Formation, FormationRow, Skipped
@@ -43,7 +43,7 @@ def formation(
     share = matching[..., values].sum(-1) / (subject.positions + 1)
     return Formation(
         rows=rows,
-        uniform_known=_where(subject.kl(subject.guess), known).mean,
+        uniform_known=_known(subject.kl(subject.guess), places).mean,
         uniform_binding=(1 / (values + 1.0)).mean().item(),
         uniform_answer=share[known].mean().item(),
         sequences=len(subject.batch.tokens),
@@ -59,19 +59,26 @@ class Places(NamedTuple):
 
 def _row(step: int, subject: Subject, places: Places) -> FormationRow:
     kl = subject.kl(subject.predict())
-    known, new = _where(kl, places.known), _where(kl, ~places.known)
-    return FormationRow(step, known, new, *attention_of(subject, places))
+    new = ratio(*_sums(kl, ~places.known))
+    return FormationRow(step, _known(kl, places), new, *attention_of(subject, places))
 
 
-def _where(kl: Tensor, mask: Tensor) -> Estimate | None:
-    return ratio((kl * mask).sum(-1), mask.sum(-1).double())
+def _known(kl: Tensor, places: Places) -> Estimate:
+    """There are such questions: without any, nothing is formed."""
+    return pooled(*_sums(kl, places.known))
+
+
+def _sums(kl: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each sequence: the bits of these questions, and how many there are."""
+    return (kl * mask).sum(-1), mask.sum(-1).double()
 
 
 def attention_of(subject: Subject, places: Places) -> tuple[list[float], list[float], list[float]]:
     """For each layer, of its best head: attention from values to their keys, and from questions
     that can be answered to their keys of before and to the answers."""
+    nothing = places.matching.new_zeros((), dtype=torch.float64)
     layers = len(blocks(subject.model))
-    bound, same, answered = ([0.0] * layers for _ in range(3))
+    bound, same, answered = ([nothing] * layers for _ in range(3))  # [H] each, in the end
     for rows, weights in _maps(subject):
         matching, known = places.matching[rows], places.known[rows, None]
         for i, w in enumerate(weights):

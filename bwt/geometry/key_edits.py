@@ -76,4 +76,4 @@ def _attending(subject: Subject) -> list[int]:
 def places(subject: Subject) -> list[int | None]:
     """The layers, and None for all at once if there are several."""
     layers = _attending(subject)
-    return [*layers, None] if len(layers) > 1 else layers
+    return [*layers, *([None] if len(layers) > 1 else [])]

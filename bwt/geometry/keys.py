@@ -26,8 +26,8 @@ def keys(subject: Subject, untrained: Subject) -> Keys | Skipped:
     groups = [group for group in subject.task.addresses if len(group.at) > 1]
     if not groups:
         return Skipped("there are no two addresses in a sequence")
-    size = subject.model.blocks[0].attn.size
     traces = [x.look("blocks.*.attn.k") for x in (subject, untrained)]
+    size = traces[0]["blocks.0.attn.k"].shape[-1]  # of a head
     found = {}
     for group in groups:
         trained, random = (_cosines(subject, trace, group) for trace in traces)

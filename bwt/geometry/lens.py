@@ -62,7 +62,7 @@ def _raw(model: nn.Module, x: Tensor, rest: Subject, width: int) -> Estimate | N
     if x.shape[-1] != width:
         return None
     with torch.no_grad():
-        logits = model.head(x, model.embed)
+        logits = model.get_submodule("head")(x, model.embed)
     return _bits(rest, logits.double().log_softmax(-1))
 
 

@@ -42,6 +42,7 @@ divergence squared, a small mass on impossible outcomes enters KL as it is. Free
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -80,20 +81,26 @@ def slopes(steps: list[int], distance: Tensor, kl: Tensor, tremor: float) -> Slo
         return (way - tremor).maximum(way / 2)
 
     fallen = [_falls(x.double().mean(0), rows)[-1].exp().item() for x in (distance, kl)]
-    ends = [
-        _ratio(_Falls(rows, _as_it_is, _less_rest), distance, kl),
-        _ratio(_Falls(rows, less_tremor, _as_it_is), distance, kl),
-    ]
-    if fallen[1] < FALL or None in ends:
+    low = _ratio(_Falls(rows, _as_it_is, _less_rest), distance, kl)
+    high = _ratio(_Falls(rows, less_tremor, _as_it_is), distance, kl)
+    if fallen[1] < FALL or low is None or high is None:
         return None
     return Slopes(
-        ratio=sum(ratio for ratio, _, _ in ends) / 2,
-        low=min(low for _, low, _ in ends),
-        high=max(high for _, _, high in ends),
+        ratio=(low.ratio + high.ratio) / 2,
+        low=min(low.low, high.low),
+        high=max(low.high, high.high),
         steps=[steps[i] for i in rows],
         attention_factor=fallen[0],
         kl_factor=fallen[1],
     )
+
+
+class Interval(NamedTuple):
+    """A ratio and the ends of its interval."""
+
+    ratio: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True)
@@ -109,22 +116,23 @@ class _Falls:
         return torch.stack([_falls(x, self.rows) for x in read])
 
 
-def _ratio(falls: _Falls, distance: Tensor, kl: Tensor) -> tuple[float, float, float] | None:
-    """With both ends of its interval; None if these are not there."""
+def _ratio(falls: _Falls, distance: Tensor, kl: Tensor) -> Interval | None:
+    """None if its interval has no ends."""
     found = falls(distance, kl)
     over_sequences = stats.jackknife_covariance(lambda *x: falls(*x).mean(1), distance, kl)
     covariance = found.cov() / found.shape[1] + over_sequences
-    return fieller(*found.mean(1).tolist(), covariance)
+    y, x = found.mean(1).tolist()
+    return fieller(y, x, covariance)
 
 
-def fieller(y: float, x: float, covariance: Tensor) -> tuple[float, float, float] | None:
+def fieller(y: float, x: float, covariance: Tensor) -> Interval | None:
     """y / x and the ends of its interval, from the covariance of (y, x). None if x might be 0."""
     (yy, xy), (_, xx) = (ERRORS**2 * covariance).tolist()
     a, b, c = x * x - xx, x * y - xy, y * y - yy
     if not a > 0:
         return None
     reach = math.sqrt(max(b * b - a * c, 0))
-    return y / x, (b - reach) / a, (b + reach) / a
+    return Interval(y / x, (b - reach) / a, (b + reach) / a)
 
 
 def _falls(values: Tensor, rows: list[int]) -> Tensor:

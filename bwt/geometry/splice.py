@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from bwt.evaluate import METRICS, measure
 from bwt.geometry.intervene import Edit, edited
 from bwt.geometry.recording import Recording
-from bwt.geometry.stats import ratio
+from bwt.geometry.stats import pooled, ratio
 from bwt.geometry.subject import CHUNK, Subject, blocks, has_attention, rows_of
 from bwt.records.estimates import Estimate, Estimates
 from bwt.records.geometry import Skipped, Splice, SplicedPlace
@@ -278,7 +278,8 @@ def _record(readings: Readings, model: nn.Module, steps: list[int]) -> Splice:
 
 
 def _means(total: Tensor, count: Tensor) -> Estimates:
-    rows = [ratio(a, b) for a, b in zip(total.unbind(1), count.unbind(1), strict=True)]
+    """Of each lag, at which some sequences are possible."""
+    rows = [pooled(a, b) for a, b in zip(total.unbind(1), count.unbind(1), strict=True)]
     return Estimates([x.mean for x in rows], [x.se for x in rows])
 
 
@@ -286,7 +287,7 @@ def _shares(gone: Tensor, way: Tensor, count: Tensor) -> list[Estimate | None]:
     """Of each lag, how much of the way; None if the way is not clearly there."""
     shares = []
     for part, whole, n in zip(gone.unbind(1), way.unbind(1), count.unbind(1), strict=True):
-        length = ratio(whole, n)
+        length = pooled(whole, n)
         there = length.mean > max(LEAST, 3 * length.error)
         shares.append(ratio(part, whole) if there else None)
     return shares

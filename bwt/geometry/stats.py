@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -31,13 +31,25 @@ def _mean_and_error(values: Tensor) -> tuple:
 
 
 def ratio(parts: Tensor, wholes: Tensor) -> Estimate | None:
-    """sum(parts) / sum(wholes) over sequences [B]; its error to first order."""
+    """The same as `pooled`; None if the wholes come to nothing."""
+    return None if wholes.sum() <= 0 else pooled(parts, wholes)
+
+
+def pooled(parts: Tensor, wholes: Tensor) -> Estimate:
+    """sum(parts) / sum(wholes) over sequences [B], its error to first order; nan if the wholes
+    come to nothing."""
     total = wholes.sum()
-    if total <= 0:
-        return None
     value = parts.sum() / total
     spread = (parts - value * wholes).std() * math.sqrt(len(parts))
     return Estimate(value.item(), (spread / total).item())
+
+
+@overload
+def jackknife(statistic: Callable[..., float], *tensors: Tensor) -> Estimate: ...
+
+
+@overload
+def jackknife(statistic: Callable[..., float | None], *tensors: Tensor) -> Estimate | None: ...
 
 
 def jackknife(statistic: Callable[..., float | None], *tensors: Tensor) -> Estimate | None:

@@ -2,6 +2,7 @@
 
 import inspect
 from dataclasses import dataclass
+from typing import Protocol, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,7 @@ class Subject:
     ) -> "Subject":
         generator = torch.Generator(device).manual_seed(seed)
         batch = task.sample(sequences, generator=generator, device=device)
-        exact = batch.posterior.double()
+        exact = batch.exact.double()
         exact = exact / exact.sum(-1, keepdim=True)
         return cls(task, model, batch, exact, entropy_bits(exact))
 
@@ -83,7 +84,8 @@ class Subject:
     def losses(self, log_q: Tensor) -> tuple[Tensor, Tensor]:
         """KL to the exact posterior and entropy error [B], in bits, means over positions."""
         metrics = measure(log_q, self.exact, self.batch.targets)
-        return tuple(metrics[METRICS.index(name)].mean(-1) for name in ("kl", "entropy_mae"))
+        kl, error = (metrics[METRICS.index(name)].mean(-1) for name in ("kl", "entropy_mae"))
+        return kl, error
 
 
 def rows_of(batch: Batch, rows: slice) -> Batch:
@@ -117,7 +119,17 @@ def is_residual(block: nn.Module) -> bool:
     return getattr(block, "residual", True)
 
 
-def attends(block: nn.Module) -> bool:
+class Heads(Protocol):
+    heads: int
+
+
+class Attending(Protocol):
+    """A block whose attention has heads."""
+
+    attn: Heads
+
+
+def attends(block: nn.Module) -> TypeGuard[Attending]:
     """Whether it has attention that can be looked into, as ours can."""
     return "weights" in getattr(getattr(block, "attn", None), "taps", ())
 

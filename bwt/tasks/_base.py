@@ -23,6 +23,13 @@ class Batch(NamedTuple):
     targets: Tensor  # [B, P] int64, a draw from the posterior by construction
     posterior: Tensor | None  # [B, P, O] float32, exact given what was shown up to the position
 
+    @property
+    def exact(self) -> Tensor:
+        """The posterior, of a batch that was sampled with it."""
+        if self.posterior is None:
+            raise ValueError("this batch was sampled without its posterior")
+        return self.posterior
+
 
 class Addresses(NamedTuple):
     """Positions whose keys attention may have to tell apart."""

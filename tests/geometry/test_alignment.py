@@ -78,3 +78,10 @@ def test_all_clouds_and_the_values_are_compared_with_the_untrained_model(task):
 
 def test_states_that_never_change_have_no_direction():
     assert align(torch.ones(20, 6, 4, dtype=torch.float64), cloud(0, 1.0, sequences=20)[1]) is None
+
+
+def test_entropy_that_varies_only_where_directions_are_found_cannot_be_read_elsewhere():
+    x, entropy = cloud(0, 6.0, sequences=40)
+    entropy[20:] = entropy[:20].mean(0)
+    found = align(x, entropy)
+    assert found.best_r2 == 0.0 and found.first_r2 == pytest.approx(0.0, abs=1e-12)

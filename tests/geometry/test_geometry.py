@@ -317,7 +317,7 @@ def test_the_mean_of_equal_sequences_changes_nothing():
     same = Subject(TASK, model, subject.batch._replace(tokens=tokens), *([None] * 2))
     plain = same.predict()
     for unit in ablation.units(model):
-        with edited(model, unit.path, ablation.edit_for(unit, "mean", heads=2)):
+        with edited(model, unit.path, ablation.edit_for(unit, "mean")):
             torch.testing.assert_close(same.predict(), plain, atol=1e-5, rtol=1e-5)
 
 

@@ -32,6 +32,38 @@ def test_every_layer_and_its_memory_is_a_part():
     assert stages(build()) == ["embed", "blocks.0", "blocks.1"]
 
 
+class Replacing(torch.nn.Module):
+    residual = False
+
+    def __init__(self):
+        super().__init__()
+        self.map = torch.nn.Linear(5, 5)
+
+    def forward(self, x):
+        return self.map(x).tanh()
+
+
+class Own(torch.nn.Module):
+    """Of layers that take the place of their input, and are none of ours."""
+
+    def __init__(self, task):
+        super().__init__()
+        self.embed = torch.nn.Embedding(task.vocab_size, 5)
+        self.blocks = torch.nn.ModuleList([Replacing()])
+        self.head = torch.nn.Linear(5, task.num_outcomes)
+
+    def forward(self, tokens, features=None, positions=None):
+        return self.head(self.blocks[0](self.embed(tokens)))
+
+
+def test_a_layer_of_another_kind_has_no_memory_to_take_out():
+    task = tasks.get("bijection", num_symbols=4)
+    torch.manual_seed(0)
+    rows = ablation.ablate_parts(Subject.draw(task, Own(task).eval(), 8))
+    assert [(r.part, r.mode) for r in rows] == [("layer", mode) for mode in ablation.MODES]
+    assert all(abs(r.kl_added.mean) > 1e-4 for r in rows)
+
+
 def test_without_memory_a_layer_sees_its_own_position():
     model = build()
     subject = Subject.draw(TASK, model, 4)
