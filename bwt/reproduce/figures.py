@@ -18,6 +18,8 @@ COLORS = tuple(i for i in range(charts.NUM_COLORS) if i != GREY)
 WIDTH = 560.0
 SEEDS = "The median over seeds, and a small dot for each seed."
 
+Placed = tuple[float, Seeds]  # on the axis of a figure
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -42,23 +44,23 @@ def _of_study(results: Results, text: StudyText) -> Iterator[Figure]:
         yield draw(own, text, setting)
 
 
-def _look(number: int) -> dict[str, int | bool]:
-    """Colour and dashes of a series."""
-    return {"color": COLORS[number % len(COLORS)], "dashed": number >= len(COLORS)}
+def _series(number: int, name: str, x: Sequence[float], y: Sequence[float]) -> Series:
+    """Told from others by its colour and its dashes."""
+    return Series(name, x, y, color=COLORS[number % len(COLORS)], dashed=number >= len(COLORS))
 
 
 def _by_axis(found: list[Seeds], text: StudyText) -> Figure:
     metric = "accuracy" if all(x.task == "recall" for x in found) else "kl"
-    placed = [x for x in found if x.x is not None]
-    grouped: dict[str, list[Seeds]] = {}
-    for x in placed:
-        grouped.setdefault(_name(x, placed), []).append(x)
+    placed = [(x.x, x) for x in found if x.x is not None]
+    grouped: dict[str, list[Placed]] = {}
+    for at, x in placed:
+        grouped.setdefault(_name(x, [y for _, y in placed]), []).append((at, x))
     series = [
         one
         for number, (name, each) in enumerate(grouped.items())
         for one in _along(name, each, metric, number)
     ]
-    ends = [min(x.x for x in placed), max(x.x for x in placed)]
+    ends = [min(at for at, _ in placed), max(at for at, _ in placed)]
     for x in found:
         if x.x is None:
             level = _median(x, metric)
@@ -83,12 +85,12 @@ def _name(x: Seeds, placed: list[Seeds]) -> str:
     return x.setting if len(beside) == 1 else re.sub(r"( at)? *[\d.,]+", "", x.row).strip()
 
 
-def _along(name: str, each: list[Seeds], metric: str, number: int) -> list[Series]:
+def _along(name: str, each: list[Placed], metric: str, number: int) -> list[Series]:
     """A line through the medians, and a dot for each seed."""
-    each = sorted(each, key=lambda x: x.x)
-    look = _look(number)
-    line = Series(name, [x.x for x in each], [_median(x, metric) for x in each], **look)
-    dots = [(x.x, value) for x in each for value in _values(x, metric)]
+    each = sorted(each, key=lambda placed: placed[0])
+    medians = [_median(x, metric) for _, x in each]
+    line = _series(number, name, [at for at, _ in each], medians)
+    dots = [(at, value) for at, x in each for value in _values(x, metric)]
     points = [p for p, _ in dots], [v for _, v in dots]
     return [line, Series("", *points, color=line.color, dots=True, joined=False)]
 
@@ -134,7 +136,7 @@ def _curves(own: list[Seeds], text: StudyText, setting: str) -> Figure:
 def _curve(x: Seeds, number: int) -> Series:
     curve = _middle(x.cells, "kl").curve
     points = [(s, k) for s, k in zip(curve.steps, curve.kl, strict=True) if s > 0]
-    return Series(x.row, [s for s, _ in points], [k for _, k in points], **_look(number))
+    return _series(number, x.row, [s for s, _ in points], [k for _, k in points])
 
 
 def _floor(own: list[Seeds], ends: list[float]) -> list[Series]:

@@ -13,7 +13,7 @@ from bwt.reproduce import figures
 from bwt.reproduce.figures import Figure
 from bwt.reproduce.names import in_words
 from bwt.reproduce.tables import READING, Table, build
-from bwt.runs.files import write_atomically, write_json
+from bwt.runs.files import write_json, write_text
 
 STYLE = (
     "table{width:auto}th,td{text-align:left;vertical-align:top;white-space:normal;"
@@ -168,4 +168,4 @@ def write(out: Path, results: Results) -> None:
     pages = {"README.md": markdown(results), "index.html": html(results)}
     pages |= {f"figures/{x.name}.svg": standalone(x.svg) for x in figures.build(results)}
     for name, text in pages.items():
-        write_atomically(out / name, lambda file, text=text: file.write_text(text))
+        write_text(out / name, text)

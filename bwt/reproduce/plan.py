@@ -62,7 +62,7 @@ def plan_cell(
         del fields["muon_lr"]
     trial = trial and scale.trial < 1
     if trial:
-        steps = fields.get("steps", base.get("steps"))
+        steps = {**base, **fields}["steps"]
         fields["steps"] = max(1, round(scale.trial * steps))
     made = make_cell(runs, chosen, variant.task, variant.model, **fields)
     name = name_of(study, variant, seed, rate, trial)

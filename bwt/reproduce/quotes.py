@@ -24,7 +24,7 @@ from bwt.reproduce.page import markdown_table
 from bwt.reproduce.tables import build
 from bwt.reproduce.tables.table import spread_of
 from bwt.reproduce.tables.variants import find
-from bwt.runs.files import read_record, write_atomically
+from bwt.runs.files import read_record, write_text
 
 MARKED = re.compile(r"(<!-- results: ([^>]*?) -->)(.*?)(<!-- /results -->)", re.S)
 
@@ -88,8 +88,7 @@ def folder_of(page: Path) -> Path:
 
 def main(paths: list[str]) -> int:
     for path in map(Path, paths):
-        text = fill(path.read_text(), folder_of(path))
-        write_atomically(path, lambda file, text=text: file.write_text(text))
+        write_text(path, fill(path.read_text(encoding="utf-8"), folder_of(path)))
     return 0
 
 

@@ -16,7 +16,7 @@ from bwt.records.metrics import MetricsRow
 from bwt.report import diagnostics
 from bwt.reproduce.plan import Planned
 from bwt.runs.directory import RunDirectory
-from bwt.runs.files import read_former, read_object, read_record, write_atomically
+from bwt.runs.files import read_former, read_object, read_record, write_text
 
 
 def cell(planned: Planned) -> results.Cell:
@@ -99,9 +99,7 @@ def keep_geometry(out: Path, finished: Iterable[Planned]) -> None:
         path = x.cell.path / "geometry.json"
         if path.exists():
             slim = without_bulk(read_object(path))
-            text = json.dumps(slim) + "\n"
-            target = out / "geometry" / f"{x.cell.name}.json"
-            write_atomically(target, lambda file, text=text: file.write_text(text))
+            write_text(out / "geometry" / f"{x.cell.name}.json", json.dumps(slim) + "\n")
 
 
 def without_bulk(value: Any) -> Any:

@@ -251,7 +251,7 @@ def recall(steps: int) -> Study:
     for pairs in (4, 8, 16, 32, 64):
         size = max(64, 2 * pairs)
         mixed = [n for n in (4, 8, 16, 32, 64) if n < pairs]
-        fields = {
+        fields: dict[str, Any] = {
             "num_pairs": pairs,
             "num_keys": size,
             "num_values": size,

@@ -110,9 +110,12 @@ def strict_json(value: Any, **layout: Any) -> str:
     return json.dumps(plain(value), allow_nan=False, **layout)
 
 
+def write_text(path: Path, text: str) -> None:
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
 def write_json(path: Path, value: Any) -> None:
-    text = strict_json(value, indent=2) + "\n"
-    write_atomically(path, lambda temporary: temporary.write_text(text))
+    write_text(path, strict_json(value, indent=2) + "\n")
 
 
 def loads(text: str) -> Any:

@@ -194,6 +194,11 @@ def test_a_model_at_the_floor_is_not_trained():
     assert verdict(nothing, "lookup") == "not trained"
 
 
+def test_where_the_entropy_is_not_known_nothing_is_said():
+    made = planted("bijection", "architecture", tasks.get("bijection", replacement=True), "exact")
+    assert verdict(replace(made, exact_entropy=None), "lookup") == "-"
+
+
 def test_recall_has_to_be_right():
     floors = {"uniform": 6.0, "unbound": 4.0}
 

@@ -1,5 +1,7 @@
 """The paper's figures beside ours: compared only where generator and metric are the same."""
 
+from collections.abc import Sequence
+
 from bwt import paper
 from bwt.report.words import known, mean
 from bwt.reproduce.tables.circumstances import differences
@@ -37,15 +39,17 @@ def beside(seeds: Seeds) -> str:
     other = differences(seeds.cells[0].config, paper.GENERATORS[seeds.task])
     if other:
         return "; ".join([f"another generator ({', '.join(other)}): not comparable", *notes])
-    return "; ".join([_compared(seeds, [x for x in figures if x.metric]), *notes])
+    return "; ".join([_compared(seeds, figures), *notes])
 
 
-def _compared(seeds: Seeds, figures: list[paper.Figure]) -> str:
-    metric = figures[0].metric
+def _compared(seeds: Seeds, figures: Sequence[paper.Figure]) -> str:
+    metric = next((x.metric for x in figures if x.metric), None)
+    if metric is None:
+        return "not comparable"
     each = [x.metrics[metric].mean for x in seeds.cells]
     if not all(map(known, each)):
         return "no number"
-    ours, theirs = mean(each), [x.value for x in figures]
+    ours, theirs = mean(each), [x.value for x in figures if x.metric]
 
     def agrees(value: float) -> bool:
         if metric == "accuracy":

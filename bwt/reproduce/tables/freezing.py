@@ -10,27 +10,33 @@ from bwt.reproduce.tables.variants import Seeds
 def columns(found: list[Seeds]) -> dict[str, list[str]]:
     """x of a variant is the step of freezing; the one without x is that in which nothing is."""
     whole = {cell.seed: cell for x in found if x.x is None for cell in x.cells}
-    pairs = [
-        [(cell, whole[cell.seed]) for cell in x.cells if x.x is not None and cell.seed in whole]
-        for x in found
-    ]
+    pairs = [_beside(x, whole) for x in found]
     return {
-        "kl at freezing": [spread([_start(*pair) for pair in each]) for each in pairs],
+        "kl at freezing": [spread([start for start, _, _ in each]) for each in pairs],
         "gained after": [
-            spread([_gain(_start(*pair), pair[0]) for pair in each], factor) for each in pairs
+            spread([_gain(start, cell) for start, cell, _ in each], factor) for each in pairs
         ],
         "gained with nothing frozen": [
-            spread([_gain(_start(*pair), pair[1]) for pair in each], factor) for each in pairs
+            spread([_gain(start, other) for start, _, other in each], factor) for each in pairs
         ],
     }
 
 
-def _start(cell: Cell, whole: Cell) -> float:
+def _beside(x: Seeds, whole: dict[int, Cell]) -> list[tuple[float, Cell, Cell]]:
+    """The KL at the step of freezing, the cell that is frozen then, and the one that is not."""
+    if x.x is None:
+        return []
+    pairs = [(cell, whole[cell.seed]) for cell in x.cells if cell.seed in whole]
+    return [(_start(x.x, cell, other), cell, other) for cell, other in pairs]
+
+
+def _start(step: float, cell: Cell, whole: Cell) -> float:
     """The KL at the step of freezing. Up to there both are one run, and the one that is frozen then
     is evaluated there."""
-    if cell.x in cell.curve.steps:
-        return cell.curve.kl[cell.curve.steps.index(cell.x)]
-    return at(whole.curve, cell.x)
+    for evaluated, kl in zip(cell.curve.steps, cell.curve.kl, strict=True):
+        if evaluated == step:
+            return kl
+    return at(whole.curve, step)
 
 
 def _gain(start: float, cell: Cell) -> float:

@@ -27,7 +27,8 @@ RULE = (
 
 
 def verdict(cell: Cell, floor: str) -> str:
-    """yes, no, not trained, or - where the task has no such predictor; see RULE."""
+    """yes, no, not trained, or - where the task has no such predictor, or the entropy is not known;
+    see RULE."""
     if floor not in cell.floors:
         return "-"
     if cell.at_floor():
@@ -35,6 +36,8 @@ def verdict(cell: Cell, floor: str) -> str:
     kl = cell.metrics["kl"].mean
     if cell.task == "recall":
         near = cell.metrics["accuracy"].mean >= RIGHT
+    elif cell.exact_entropy is None:
+        return "-"
     else:
         near = kl <= NEAR * cell.exact_entropy
     return "yes" if near and kl <= cell.floors[floor].kl / FAR else "no"

@@ -81,10 +81,8 @@ def _apart(less: float, more: float, shares: bool) -> bool:
 
 
 def _plain(values: list[float], show: Callable[[float], str]) -> str:
-    middle = mean(values)
-    if len(values) == 1:
-        return show(middle)
-    return f"{show(middle)} ± {_short(deviation(values), show)}"
+    middle, apart = show(mean(values)), deviation(values)
+    return middle if apart is None else f"{middle} ± {_short(apart, show)}"
 
 
 def deviation(values: Sequence[float]) -> float | None:
