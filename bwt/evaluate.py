@@ -76,7 +76,7 @@ def evaluate(
     constant, position_entropy_mae = _know_the_position(batches())
     tallies: dict[str, _Tally] = {}
     for batch in batches():
-        exact = _normalised(batch.posterior)
+        exact = _normalised(batch.exact)
         predictions = {
             "exact": exact.log(),
             "model": _checked(predict(batch), exact.shape),
@@ -153,9 +153,9 @@ def _checked(log_q: Tensor, shape: torch.Size) -> Tensor:
 def _know_the_position(batches: Iterator[Batch]) -> tuple[Tensor, float]:
     """The best prediction [P, O] that is constant at each position (its mean posterior), and the
     least mean entropy error of a constant at each position (that of the median)."""
-    total, parts = 0.0, []
+    total, parts = torch.zeros(()), []
     for batch in batches:
-        exact = _normalised(batch.posterior)
+        exact = _normalised(batch.exact)
         total = total + exact.sum(0)
         parts.append(entropy_bits(exact))
     entropies = torch.cat(parts)

@@ -46,20 +46,20 @@ def attention(
     order = np.argsort(-scores, axis=-1, kind="stable")
     counted = np.take_along_axis(scores, order, -1) != -np.inf
     positions = np.where(counted, order, -1)
-    captured = {
+    found = {
         "weights": weights,
         "entropy": _entropy_bits(weights),
         "received": weights.sum(axis=-2),
         "max_logit": np.where(np.isnan(rows), np.nan, scores.max(axis=-1, initial=-np.inf)),
         "argmax": positions[..., 0],
     }
-    captured = [x if name in capture else None for name, x in captured.items()]
+    captured = [x if name in capture else None for name, x in found.items()]
     count = next((int(name[6:]) for name in capture if name.startswith("top_k=")), 0)
     if all(x is None for x in captured[2:]) and not count:
         return AttentionOutput(out, lse, *captured[:2])
     largest = np.where(counted, np.take_along_axis(weights, order, -1), 0.0)
     top_k = TopK(largest[..., :count], positions[..., :count]) if count else None
-    return CapturedAttention(out, lse, *captured, top_k)
+    return CapturedAttention._make((out, lse, *captured, top_k))
 
 
 def attention_backward(

@@ -1,5 +1,6 @@
 """Exact posterior over bijections, written for reading."""
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,15 +57,19 @@ def _noiseless_row(key, known, num_symbols) -> np.ndarray:
     return row
 
 
-class Scaled(NamedTuple):
+@dataclass(frozen=True)
+class Scaled:
     """mantissa * 2^exponent. Likelihoods of many observations leave the range of float64, and
     their logarithms would lose digits as they grow."""
 
     mantissa: np.ndarray  # 0 or 0.5 <= . < 1
     exponent: np.ndarray
 
-    def __getitem__(self, index):
+    def __getitem__(self, index) -> "Scaled":
         return Scaled(self.mantissa[index], self.exponent[index])
+
+    def __setitem__(self, index, new: "Scaled") -> None:
+        self.mantissa[index], self.exponent[index] = new.mantissa, new.exponent
 
 
 BELOW_ALL = -(1 << 60)  # the exponent of zero, which never decides how a sum is aligned
@@ -114,7 +119,7 @@ class NoisyEvidence:
         weight = _subset_weights(others, self.num_symbols)
         subsets = np.arange(1 << self.num_symbols)
         free = [_sum(weight[subsets >> v & 1 == 0]) for v in range(self.num_symbols)]
-        row = Scaled(*(np.array(parts) for parts in zip(*free, strict=True)))
+        row = Scaled(np.array([x.mantissa for x in free]), np.array([x.exponent for x in free]))
         if key in self.likelihood:
             row = _product(self.likelihood[key], row)
         total, shown = _sum(row), _sum(_product(row, self.channel[:, value]))
@@ -133,9 +138,7 @@ def _subset_weights(likelihoods, num_symbols) -> Scaled:
         for v in range(num_symbols):
             without = subsets[subsets >> v & 1 == 0]
             part = _product(weight[without], likelihood[v])
-            grown.mantissa[without | 1 << v], grown.exponent[without | 1 << v] = _plus(
-                grown[without | 1 << v], part
-            )
+            grown[without | 1 << v] = _plus(grown[without | 1 << v], part)
         weight = grown
     return weight
 

@@ -1,5 +1,6 @@
 """Filtering and smoothing of hidden Markov models, written for reading."""
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -107,7 +108,8 @@ class _Model:
         return np.where(missing[:, None], 1.0, found)
 
 
-class _Wide(NamedTuple):
+@dataclass(frozen=True)
+class _Wide:
     """Non-negative numbers mantissa * 2^exponent; the exponent of 0 is as good as -infinity."""
 
     mantissa: np.ndarray
