@@ -54,7 +54,7 @@ class Layer(nn.Module):
     def run(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         """From a state on; also the state in the end."""
         stack = self.stack[0]
-        first, weights = tuple(s[None] for s in state), stack.all_weights[self.index]
+        first, weights = tuple(s[None] for s in state), tuple(stack.all_weights[self.index])
         y, h, c = torch._VF.lstm(x, first, weights, True, 1, 0.0, stack.training, False, True)
         return y, (h[0], c[0])
 

@@ -1,7 +1,7 @@
 """What the models share: sizes, norms, the input embedding, the head."""
 
 import math
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -223,6 +223,12 @@ class MLP(nn.Module):
         return Residual(stream, product(self.activations(x), self.down.weight), self.down.bias)
 
 
+class Extending(Protocol):
+    """A block that adds to a stream without summing it up."""
+
+    def extend(self, stream: Residual, positions: Tensor | None = None) -> Residual: ...
+
+
 def through(blocks: nn.ModuleList, x: Tensor, positions: Tensor | None = None) -> Residual:
     """What blocks with a method `extend` make of x one after another, the last one at the positions
     only."""
@@ -232,7 +238,7 @@ def through(blocks: nn.ModuleList, x: Tensor, positions: Tensor | None = None) -
         if watched(block):
             stream = Residual(block(stream.total(), chosen))
         else:
-            stream = block.extend(stream, chosen)
+            stream = cast(Extending, block).extend(stream, chosen)
     return stream
 
 

@@ -27,6 +27,8 @@ class Orthogonal(nn.Module):
     """Keys are a random rotation of the input, cut into heads: rows of norm one, as those of a
     learned projection begin. It is a buffer: saved, and neither trained nor counted."""
 
+    fixed_key: Tensor
+
     def __init__(self, width: int):
         super().__init__()
         self.query_value = linear(width, 2 * width, bias=False)

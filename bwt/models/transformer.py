@@ -150,13 +150,12 @@ class Block(Tapped):
         gain = depth_gain(2 * options.layers)
         self.norm_attn = NORMS[options.norm](options.width)
         self.attn = Attention(options, gain)
-        self.norm_mlp = self.mlp = None
+        self.norm_mlp: nn.Module | None = None
+        self.mlp: MLP | None = None
         if options.mlp in ("all", "frozen") or (options.mlp == "last" and last):
-            self.norm_mlp = NORMS[options.norm](options.width)
-            self.mlp = MLP(options.width, options.second_size, gain)
-        if options.mlp == "frozen":
-            self.norm_mlp.requires_grad_(False)
-            self.mlp.requires_grad_(False)
+            trained = options.mlp != "frozen"
+            self.norm_mlp = NORMS[options.norm](options.width).requires_grad_(trained)
+            self.mlp = MLP(options.width, options.second_size, gain).requires_grad_(trained)
         shift = options.token_shift == "block"
         self.mix = shift_mix(options.width, options.shift_span) if shift else None
 
@@ -168,15 +167,15 @@ class Block(Tapped):
         if self.mix is not None:
             y = shifted(y, self.mix)
         stream = Residual(at(x, positions), self.attn(y, positions))
-        if self.mlp is None or "mid" in self.changes:
-            stream = Residual(self.tap("mid", stream.total()))
-            if self.mlp is None:
-                return stream
-            x, y = stream.normed(self.norm_mlp)
+        norm, mlp = self.norm_mlp, self.mlp
+        if norm is None or mlp is None:
+            return Residual(self.tap("mid", stream.total()))
+        if "mid" in self.changes:
+            x, y = Residual(self.tap("mid", stream.total())).normed(norm)
         else:
-            x, y = stream.normed(self.norm_mlp)
+            x, y = stream.normed(norm)
             self.tap("mid", x)
-        return self.mlp.added_to(x, y)
+        return mlp.added_to(x, y)
 
 
 class Model(Base):

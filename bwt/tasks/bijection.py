@@ -32,9 +32,8 @@ class Bijection(Task):
     }
 
     num_symbols: int = option(20, "size V of the permuted set", minimum=2, maximum=4096)
-    num_pairs: int | None = option(
-        None, "pairs in a sequence (default: num_symbols - 1)", minimum=1
-    )
+    # Given as None it follows from num_symbols: once made, a task has a number.
+    num_pairs: int = option(None, "pairs in a sequence (default: num_symbols - 1)", minimum=1)
     replacement: bool = option(False, "draw keys with replacement, so that they repeat")
     noise: float = option(0.0, "probability that a shown value is wrong", minimum=0, maximum=1)
 

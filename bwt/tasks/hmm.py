@@ -257,6 +257,8 @@ class HMM(Task):
         [B, S, V], read from what the batch shows."""
         S, V = self.num_states, self.num_symbols
         if self.header == "rows":
+            if batch.features is None:
+                self._fail("the batch has no features, in which a header of rows is shown")
             transition, emission, initial = batch.features.split((S, V, 1), 1)
             observations = batch.tokens - self._first_symbol
             return observations, initial[:, 0], transition, emission.transpose(1, 2)

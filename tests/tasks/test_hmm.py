@@ -233,3 +233,12 @@ def test_hypothesis_bits_by_counting():
     transition = sum(100 - a >= 20 for a in range(20, 101))
     assert task.hypothesis_bits == pytest.approx(2 * math.log2(emission * transition))
     assert tasks.get("hmm").hypothesis_bits > 133  # the paper: more than 1e40
+
+
+def test_rows_that_are_not_shown_are_asked_for():
+    task = tasks.get("hmm", num_states=2, num_symbols=2, length=3)
+    batch = task.sample(2, generator=torch.Generator().manual_seed(0), posterior=False)
+    with pytest.raises(ValueError, match="task hmm: the batch has no features"):
+        task.posterior(batch._replace(features=None))
+    with pytest.raises(ValueError, match="sampled without its posterior"):
+        batch.exact  # noqa: B018
