@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bwt.progress import duration
+from bwt.records.estimates import Estimate
 from bwt.runs.files import RunError, clean, write_json
 from bwt.runs.locks import try_lock
 from bwt.sweep.cells import Cell, Command, scores
@@ -22,6 +23,12 @@ class Outcome:
     status: str = "waiting"  # then running, and finished, diverged, failed or interrupted
     error: str | None = None
     seconds: float = 0.0  # in this sweep, of a stack as a whole; 0 if finished before
+
+    def scores(self) -> dict[str, Estimate]:
+        """Of a cell that has finished."""
+        if self.status != "finished" or not isinstance(self.cell, Cell):
+            return {}
+        return scores(self.cell.path)
 
 
 @dataclass
@@ -85,8 +92,11 @@ class Sweep:
         return list(range(len(groups)))
 
     def _job(self, number: int) -> Cell | Command | Stack:
-        cells = [x.cell for x in self._together[number]]
-        return cells[0] if len(cells) == 1 else Stack(tuple(cells))
+        first, *others = (x.cell for x in self._together[number])
+        if not others:
+            return first
+        # A command is never in a stack.
+        return Stack(tuple(cell for cell in (first, *others) if isinstance(cell, Cell)))
 
     def _start(self, number: int, lock: int, started: dict[int, float]) -> None:
         job, outcomes = self._job(number), self._together[number]
@@ -180,7 +190,7 @@ def table(outcomes: Sequence[Outcome], metrics: Sequence[str]) -> str:
     width = max([len(x.cell.name) for x in outcomes] + [4])
     lines = [f"{'cell':<{width}}  {'status':<11}" + "".join(f"{m:>14}" for m in metrics)]
     for x in outcomes:
-        scored = scores(x.cell.path) if x.status == "finished" else {}
+        scored = x.scores()
         cells = "".join(f"{scored[m].mean:>14.5f}" for m in metrics if m in scored)
         lines.append(f"{x.cell.name:<{width}}  {x.status:<11}{cells or x.error or ''}".rstrip())
     return "\n".join(lines)

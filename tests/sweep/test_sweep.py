@@ -17,9 +17,9 @@ from bwt.cli import main
 from bwt.runs.checkpoints import load_weights
 from bwt.runs.directory import RunDirectory
 from bwt.runs.files import RunError, read_json
-from bwt.sweep.cells import grid, make_cell
+from bwt.sweep.cells import Command, grid, make_cell
 from bwt.sweep.processes import Processes
-from bwt.sweep.sweep import Sweep, status_line
+from bwt.sweep.sweep import Outcome, Sweep, status_line, table
 
 TINY = {"num_symbols": 4, "steps": 4, "evaluations": 2, "eval_sequences": 16, "batch_size": 4}
 
@@ -215,3 +215,8 @@ def test_ray_that_is_not_installed_is_named(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main(["sweep", "hmm", "--ray", "auto", "--out", str(tmp_path / "out")]) == 2
     assert "pip install 'bwt[ray]'" in capsys.readouterr().err
+
+
+def test_a_command_that_has_finished_has_no_metrics():
+    outcome = Outcome(Command("report", ("report", "run"), lambda: True), "finished")
+    assert table([outcome], ["kl"]).splitlines()[1] == "report  finished"
