@@ -152,8 +152,8 @@ def tune(
             break
         spent = now() - start
         rate = spent / number if number else estimate(subjects) / len(subjects)
-        left = min(rate * (len(subjects) - number), max(limit - spent, 0.0))
-        say(f"{number + 1}/{len(subjects)} {subject.name}, about {left / 60:.0f} min left")
+        seconds = min(rate * (len(subjects) - number), max(limit - spent, 0.0))
+        say(f"{number + 1}/{len(subjects)} {subject.name}, about {seconds / 60:.0f} min left")
         present = lookup(*subject.key, machine.arch)
         found = search(subject, present[subject.index], machine, say)
         chosen = present[subject.index] if found is None else found.config

@@ -5,6 +5,7 @@ reference (checks.py), and timed as a single launch.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -57,7 +58,8 @@ class Work(NamedTuple):
     example: Callable[[str], Any]  # (arch) -> the Launch to time, on tensors without memory
 
 
-class Subject(NamedTuple):
+@dataclass(frozen=True)
+class Subject:
     key: Key
     index: int  # of the config in the entry
     works: tuple[Work, ...]
@@ -165,8 +167,8 @@ def with_memory(launch, device: str):
     arguments = {}
     for name, value in launch.arguments.items():
         if isinstance(value, torch.Tensor):
-            shape = dict(size=value.shape, stride=value.stride(), dtype=value.dtype, device=device)
-            real = torch.empty_strided(**shape)
+            shape, strides, dtype = value.shape, value.stride(), value.dtype
+            real = torch.empty_strided(shape, strides, dtype=dtype, device=device)
             symbols = 1 if name == "delicate" else 4
             value = real.uniform_(0.05, 1.0) if real.is_floating_point() else real.random_(symbols)
         arguments[name] = value

@@ -4,6 +4,7 @@ say. Runs in a process that interprets (see triton_aot.Interpreter)."""
 import io
 import os
 from contextlib import ExitStack, redirect_stdout
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from unittest.mock import patch
@@ -91,7 +92,7 @@ def check_and_time_once(key, check):
     [subject, *_] = subjects([key])
     if not check:
         works = (work._replace(check=lambda call: None) for work in subject.works)
-        subject = subject._replace(works=tuple(works))
+        subject = replace(subject, works=tuple(works))
     (search, _, _), clock = modules(), Clock(1)
     from bwt.kernels.configs import lookup
 
