@@ -2,6 +2,7 @@
 benchmarks. Autograd comes by itself, but for products with what is hidden."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -22,20 +23,21 @@ def attention_torch(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float,
     blind = _is_blind(raw)
     scores = raw.masked_fill(blind, 0.0)
     # Also of what is hidden in a row with NaN.
-    unseen = blind | _hidden(scores.shape, stairs, q.device) if causal else blind
+    unseen = blind if stairs is None else blind | _hidden(scores.shape, stairs, q.device)
     weights = scores.softmax(-1).masked_fill(unseen, 0.0)
     out = seen_product(weights, v, stairs).masked_fill(blind, 0.0)
     lse = scores.logsumexp(-1).masked_fill(blind[..., 0], -math.inf)
     return out, lse, *_captured(captures, _chosen(captures, raw, weights, lse))
 
 
-def _chosen(captures, *tensors: Tensor) -> list[Tensor]:
+def _chosen(captures, *tensors: Tensor) -> Sequence[Tensor]:
     """Of the chosen heads and queries."""
+    chosen: Sequence[Tensor] = tensors
     for axis, indices in enumerate((captures.heads, captures.queries), start=1):
         if indices is not None:
             indices = torch.tensor(indices, device=tensors[0].device)
-            tensors = [x.index_select(axis, indices) for x in tensors]
-    return tensors
+            chosen = [x.index_select(axis, indices) for x in chosen]
+    return chosen
 
 
 def _captured(captures, rows):

@@ -5,6 +5,7 @@ the same again, and torch differentiates them.
 """
 
 from collections.abc import Callable, Sequence
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -50,13 +51,16 @@ def gradients(
     """Gradients of the needed inputs, with a graph, from those of what `compute` returns."""
     with torch.enable_grad():
         # Aliases, because one input may have been computed from another one.
-        inputs = [x.view_as(x) if need else x for x, need in zip(inputs, needed, strict=True)]
+        inputs = [
+            x.view_as(x) if x is not None and need else x
+            for x, need in zip(inputs, needed, strict=True)
+        ]
         pairs = [
             (output, gradient)
             for output, gradient in zip(compute(*inputs), incoming, strict=True)
             if gradient is not None and output.requires_grad
         ]
-        wanted = [x for x, need in zip(inputs, needed, strict=True) if need]
+        wanted = [x for x, need in zip(inputs, needed, strict=True) if x is not None and need]
         if not pairs:
             return [None] * len(needed)
         found = iter(
@@ -69,6 +73,14 @@ def gradients(
             )
         )
     return [next(found) if need else None for need in needed]
+
+
+@overload
+def folded(x: Tensor, axis: int | None, size: int) -> Tensor: ...
+
+
+@overload
+def folded(x: None, axis: int | None, size: int) -> None: ...
 
 
 def folded(x: Tensor | None, axis: int | None, size: int) -> Tensor | None:

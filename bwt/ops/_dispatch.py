@@ -7,6 +7,7 @@ run it takes torch and warns once. A backend named explicitly is used or refused
 import os
 import warnings
 from collections.abc import Callable
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -86,8 +87,10 @@ def choose(op: str, backend: str, device: torch.device, *, differentiable: bool 
         backend = "torch" if backend == "auto" else backend
     if backend == "auto":
         name, reasons = automatic(op, device)
-        if name is None or reasons:
-            _explain(op, device, name, reasons)
+        if name is None:
+            _refuse(op, device, reasons)
+        if reasons:
+            _warn_once(op, "; ".join(reasons))
         return name
     if backend not in BACKENDS[op]:
         known = ", ".join(("auto", *BACKENDS[op]))
@@ -113,13 +116,11 @@ def choose_beside_torch(contract: Contract, backend: str, x: Tensor) -> str:
     return choose(contract.op, backend, x.device)
 
 
-def _explain(op: str, device: torch.device, name: str | None, reasons: list[str]) -> None:
-    """Raises if nothing serves, and warns if nothing fast does."""
-    if name is None:
-        why = "; ".join(reasons) or f"no backend for tensors on {device}"
-        others = ", ".join(name for name in BACKENDS[op] if name not in AUTO.get(device.type, ()))
-        raise RuntimeError(f"{op}: {why} (or pass backend= one of {others})")
-    _warn_once(op, "; ".join(reasons))
+def _refuse(op: str, device: torch.device, reasons: list[str]) -> NoReturn:
+    """Nothing serves."""
+    why = "; ".join(reasons) or f"no backend for tensors on {device}"
+    others = ", ".join(name for name in BACKENDS[op] if name not in AUTO.get(device.type, ()))
+    raise RuntimeError(f"{op}: {why} (or pass backend= one of {others})")
 
 
 def automatic(op: str, device: torch.device) -> tuple[str | None, list[str]]:
@@ -146,7 +147,7 @@ def _warn_once(op: str, reason: str) -> None:
     if reason not in _warned:
         _warned.add(reason)
         text = f"{op}: runs in plain torch on this GPU, which is slower ({reason})"
-        warnings.warn(text, RuntimeWarning, stacklevel=5)  # where the op was called
+        warnings.warn(text, RuntimeWarning, stacklevel=4)  # where the op was called
 
 
 def status(backend: str) -> str | None:

@@ -49,10 +49,11 @@ def signature(op: str, options: tuple, *tensors: Tensor | None) -> tuple | None:
 
 def applied(function: type[torch.autograd.Function]) -> Callable:
     """Its `apply`, for plain calls: without asking for transforms of torch.func once more."""
-    return super(torch.autograd.Function, function).apply
+    # The stubs of torch do not know the method of its C base class.
+    return super(torch.autograd.Function, function).apply  # type: ignore[misc]
 
 
-def direct(forward: Callable, setup_context: Callable, backward: Callable) -> Callable:
+def direct(forward: Callable, setup_context: Callable, gradient: Callable) -> Callable:
     """A kernel that autograd knows, of functions as torch.library takes them; for plain calls."""
 
     class Direct(torch.autograd.Function):
@@ -62,10 +63,11 @@ def direct(forward: Callable, setup_context: Callable, backward: Callable) -> Ca
             setup_context(ctx, inputs, output)
             return output
 
-    Direct.backward = staticmethod(backward)
+        backward = staticmethod(gradient)
+
     return applied(Direct)
 
 
-def shortest(op: Callable, kernel: Callable, *tensors: Tensor | None) -> Callable:
-    """The op, or its kernel itself in a plain call on a GPU."""
-    return kernel if tensors[0].is_cuda and is_plain(*tensors) else op
+def shortest(op: Callable, kernel: Callable, first: Tensor, *others: Tensor | None) -> Callable:
+    """The op, or its kernel itself in a plain call on a GPU with these tensors."""
+    return kernel if first.is_cuda and is_plain(first, *others) else op

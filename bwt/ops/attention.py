@@ -113,6 +113,10 @@ def attention(
     return _attention_captures.named(outputs, captures, capture)
 
 
+Indices = tuple[int, ...] | None
+Asked = tuple[Collection[str], Indices, Indices]  # what to capture, of which heads and queries
+
+
 class Call(NamedTuple):
     """What follows from the arguments besides their values."""
 
@@ -122,7 +126,7 @@ class Call(NamedTuple):
     kernels: Any  # those of a GPU, where nothing but autograd takes part
 
 
-def _prepare(q, k, v, causal, scale, asked, backend, is_plain) -> Call:
+def _prepare(q, k, v, causal, scale, asked: Asked, backend, is_plain) -> Call:
     _check(q, k, v, causal)
     captures = _attention_captures.parse(*asked, (q.shape[1], q.shape[2], k.shape[2]))
     scale = q.shape[-1] ** -0.5 if scale is None else scale

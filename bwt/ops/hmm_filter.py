@@ -14,6 +14,7 @@ OP = HMM_FILTER.op
 DTYPES = HMM_FILTER.dtypes
 MAX_STATES, MAX_SYMBOLS = HMM_FILTER.limit("num_states"), HMM_FILTER.limit("num_symbols")
 PARAMETERS = {"initial": 1, "transition": 2, "emission": 2}  # dimensions when shared
+Arguments = tuple[Tensor, Tensor, Tensor, Tensor]  # observations, then the parameters
 
 
 def hmm_filter(
@@ -94,15 +95,15 @@ def _derivatives_possible(*tensors: Tensor) -> bool:
     return _checks.is_recorded(*tensors) or _derivatives.transformed()
 
 
-def widened(arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def widened(arguments: Arguments) -> Arguments:
     """Parameters that are halves as float32."""
-    observations, *parameters = arguments
-    if parameters[0].dtype not in HALVES:
+    observations, initial, transition, emission = arguments
+    if initial.dtype not in HALVES:
         return arguments
-    return observations, *(x.float() for x in parameters)
+    return observations, initial.float(), transition.float(), emission.float()
 
 
-def prepare(op: str, backend: str, arguments: tuple[Tensor, ...], lengths: Tensor | None):
+def prepare(op: str, backend: str, arguments: Arguments, lengths: Tensor | None):
     """The backend that serves the call, and the lengths as it wants them."""
     signature = _eager.signature(op, (backend,), *arguments, lengths)
     chosen = signature and plans.find(signature)
@@ -117,7 +118,7 @@ def prepare(op: str, backend: str, arguments: tuple[Tensor, ...], lengths: Tenso
 def run(
     op: str,
     chosen: str,
-    arguments: tuple[Tensor, ...],
+    arguments: Arguments,
     lengths: Tensor | None,
     check: bool = True,
     tolerance: float | None = None,

@@ -1,5 +1,7 @@
 """Smoothing of hidden Markov models: the public op, on top of hmm_filter."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -47,13 +49,12 @@ def hmm_smooth(
     arguments = widened(arguments)
     filtered, predicted, log_likelihood = run(OP, chosen, arguments, lengths, True, tolerance)
     saved = [x.detach() for x in (filtered, predicted, log_likelihood)]
-    if chosen == "native":
-        detached = [x.detach() for x in arguments]
-        smoothed = torch.ops.bwt.hmm_smooth(*detached, lengths, *saved)
-    else:
+    detached = [x.detach() for x in arguments]
+    smooth: Callable[..., Tensor] = torch.ops.bwt.hmm_smooth
+    if chosen != "native":
         # A few products for each step: the filter decides the time.
-        detached = [x.detach() for x in arguments]
-        smoothed = hmm_smooth_torch(*detached, lengths, *saved)
+        smooth = hmm_smooth_torch
+    smoothed = smooth(*detached, lengths, *saved)
     return HMMSmoothOutput(smoothed.to(initial.dtype), log_likelihood)
 
 

@@ -1,5 +1,7 @@
 """The selective scan of state-space models: the public op."""
 
+from typing import Literal, TypeVar, cast, overload
+
 import torch
 from torch import Tensor
 
@@ -18,6 +20,41 @@ ARGUMENTS = [
     _checks.Argument("B", "[B, L, N]", 3),
     _checks.Argument("C", "[B, L, N]", 3),
 ]
+
+
+Tensors = TypeVar("Tensors", bound=tuple[Tensor | None, ...])
+
+
+@overload
+def selective_scan(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    *,
+    delta_softplus: bool = False,
+    initial_state: Tensor | None = None,
+    return_last_state: Literal[False] = False,
+    backend: str = "auto",
+) -> Tensor: ...
+
+
+@overload
+def selective_scan(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    *,
+    delta_softplus: bool = False,
+    initial_state: Tensor | None = None,
+    return_last_state: Literal[True],
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]: ...
 
 
 def selective_scan(
@@ -82,7 +119,7 @@ def selective_scan(
     chosen = _dispatch.choose(OP, backend, u.device)
     _checks.check_dtype(SELECTIVE_SCAN, chosen, u.dtype, "the arguments")
     tensors = (u, delta, A, B, C, D)
-    tensors = tensors if chosen == "triton" else _widened(*tensors)
+    tensors = tensors if chosen == "triton" else _widened(tensors, u.dtype)
     initial = _wide(initial_state)
     if chosen == "reference":
         options = {"delta_softplus": delta_softplus, "return_last_state": True}
@@ -94,7 +131,7 @@ def selective_scan(
         y, _, last = torch.ops.bwt.selective_scan(
             *tensors, _turned(initial), delta_softplus, every, return_last_state
         )
-        last = _turned(last)
+        last = last.transpose(1, 2)
     y = y.to(u.dtype)
     return (y, last) if return_last_state else y
 
@@ -116,17 +153,18 @@ def selective_scan_states(
     _check_state(initial_state, u, A)
     chosen = _dispatch.choose(OP, backend, u.device)
     _checks.check_dtype(SELECTIVE_SCAN, chosen, u.dtype, "the arguments")
-    tensors = (u, delta, A, B) if chosen == "triton" else _widened(u, delta, A, B)
-    tensors = tuple(x.detach() for x in tensors)
+    tensors = (u, delta, A, B)
+    tensors = tensors if chosen == "triton" else _widened(tensors, u.dtype)
+    u, delta, A, B = (x.detach() for x in tensors)
     initial = None if initial_state is None else _wide(initial_state.detach())
     if chosen == "reference":
         options = {"delta_softplus": delta_softplus}
-        [states] = _reference(reference.selective_scan_states, tensors, initial, options)
+        [states] = _reference(reference.selective_scan_states, (u, delta, A, B), initial, options)
         return states
     if chosen == "torch":
-        return selective_scan_states_torch(*tensors, initial, delta_softplus)
+        return selective_scan_states_torch(u, delta, A, B, initial, delta_softplus)
     _, states, _ = torch.ops.bwt.selective_scan(
-        *tensors, tensors[3], None, _turned(initial), delta_softplus, 1, False
+        u, delta, A, B, B, None, _turned(initial), delta_softplus, 1, False
     )
     return states.transpose(2, 3)
 
@@ -204,11 +242,12 @@ def _of_as_many_models(A: Tensor, D: Tensor) -> tuple[Tensor, Tensor]:
     return A, D.expand(A.shape[0], *D.shape)
 
 
-def _widened(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+def _widened(tensors: Tensors, dtype: torch.dtype) -> Tensors:
     """Halves as float32, in which the states are kept."""
-    if tensors[0].dtype not in HALVES:
+    if dtype not in HALVES:
         return tensors
-    return tuple(None if x is None else x.float() for x in tensors)
+    # A tuple as long as the first, with None in the same places.
+    return cast(Tensors, tuple(None if x is None else x.float() for x in tensors))
 
 
 def _wide(state: Tensor | None) -> Tensor | None:
@@ -280,7 +319,8 @@ def _backward(ctx, grad_y, _, grad_last):
 
         def compute(*tensors):
             *tensors, initial = tensors
-            y, last = selective_scan_torch(*_widened(*tensors), _turned(initial), ctx.softplus)
+            wide = _widened(tuple(tensors), tensors[0].dtype)
+            y, last = selective_scan_torch(*wide, _turned(initial), ctx.softplus)
             return y.to(tensors[0].dtype), _turned(last)
 
         saved, needed = ctx.saved_tensors[:7], ctx.needs_input_grad[:7]
