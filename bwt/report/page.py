@@ -14,7 +14,7 @@ from bwt.report.overview import floors, headline
 from bwt.report.reading import Run, read
 from bwt.report.story import Chapter, chapters
 from bwt.report.style import FIGURE_STYLE, PAGE_STYLE
-from bwt.runs.files import RunError, write_atomically
+from bwt.runs.files import RunError, write_text
 
 OPENED = 3  # runs that are all unfolded at first; of more only the first is
 MOST_BYTES = 2_000_000  # of a page
@@ -31,7 +31,7 @@ def report(paths: Sequence[str | Path], out: str | Path | None = None) -> Path:
     text = _fitting(runs, told)
     for run, parts in zip(runs, told, strict=True):
         _write_figures(run, [floors(run), *(card for part in parts for card in part.cards)])
-    write_atomically(Path(out), lambda path: path.write_text(text, encoding="utf-8"))
+    write_text(Path(out), text)
     return Path(out)
 
 
@@ -62,9 +62,7 @@ def _write_figures(run: Run, cards: Sequence[Card]) -> None:
         raise RunError(f"{folder} leads out of the run; remove the link and report again")
     for card in cards:
         if card.picture.startswith("<svg"):
-            text = standalone(card.picture)
-            path = folder / f"{file_name(card.name)}.svg"
-            write_atomically(path, lambda file, text=text: file.write_text(text, encoding="utf-8"))
+            write_text(folder / f"{file_name(card.name)}.svg", standalone(card.picture))
 
 
 def standalone(svg: str) -> str:

@@ -82,5 +82,5 @@ def checksum(tensors: dict[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name, x in sorted(tensors.items()):
         digest.update(f"{name} {x.dtype} {list(x.shape)}\n".encode())
-        digest.update(x.reshape(-1).view(torch.uint8).numpy())
+        digest.update(x.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -14,7 +14,6 @@ from bwt.kernels.configs import device_architecture
 from bwt.ops import _dispatch, _library
 
 PACKAGES = ("torch", "triton", "numpy", "scipy", "safetensors")
-_QUIETLY = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
 VARIABLES = ("BWT_BACKEND", "BWT_SIMD", "BWT_CUDA", "BWT_DEBUG", "TRITON_INTERPRET", "BWT_IMPORT")
 
 
@@ -63,8 +62,8 @@ def commit() -> str | None:
     root = Path(bwt.__file__).parents[1]
     git = ["git", "-C", str(root)]
     try:
-        top = subprocess.run([*git, "rev-parse", "--show-toplevel", "HEAD"], **_QUIETLY)
-        changed = subprocess.run([*git, "status", "--porcelain", "-uno"], **_QUIETLY)
+        top = _quietly(*git, "rev-parse", "--show-toplevel", "HEAD")
+        changed = _quietly(*git, "status", "--porcelain", "-uno")
     except OSError:  # no git
         return None
     lines = top.stdout.split("\n")
@@ -72,6 +71,10 @@ def commit() -> str | None:
     if top.returncode or not lines[0] or not Path(lines[0]).samefile(root):
         return None
     return lines[1] + ("+" if changed.stdout else "")
+
+
+def _quietly(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
 
 
 def _version(package: str) -> str | None:

@@ -14,7 +14,7 @@ from bwt.runs.files import RunError
 from bwt.tasks import Task
 
 
-def build_model(config: TrainConfig, task: Task) -> nn.Module:
+def build_model(config: TrainConfig, task: Task) -> models.Model:
     """With weights that follow from the seed alone. They are drawn on the CPU, and the generators
     of GPUs are left alone: to ask for them would take memory on every GPU."""
     with torch.random.fork_rng(devices=[]):

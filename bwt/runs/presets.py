@@ -67,12 +67,16 @@ _TASKS: dict[tuple[str, str], dict[str, Any]] = {
 
 def preset_task(name: str, task: str | None) -> dict[str, Any]:
     """Options of the task."""
+    if task is None:
+        return {}
     found = authors.TASKS.get(task, {}) if name == "authors" else _TASKS.get((name, task), {})
     return dict(found)
 
 
 def preset(name: str, task: str | None, model: str = "transformer") -> dict[str, Any]:
     """Settings of the run."""
+    if task is None:
+        return {}
     if name == "authors":
         recipes = authors.RECIPES.get(task, {})
         return dict(recipes.get(model, recipes.get("transformer", {})))
@@ -82,6 +86,8 @@ def preset(name: str, task: str | None, model: str = "transformer") -> dict[str,
 def preset_model(name: str, task: str | None, model: str = "transformer") -> dict[str, Any]:
     """Options of the model. Without a width among them it is matched to the transformer of the
     preset in parameters."""
+    if task is None:
+        return {}
     if name == "authors":
         return dict(authors.SIZES.get(task, {}).get(model, {}))
     sizes = _SIZES.get((name, task), {})

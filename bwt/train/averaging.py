@@ -34,8 +34,11 @@ class Averaged:
         return max(1 - self.config.ema, share) if self.config.ema else share
 
     def update(self, share: Tensor) -> None:
-        self.mean.lerp_(self.master, share)
+        if self.mean is not None:
+            self.mean.lerp_(self.master, share)
 
     def best(self, step: int) -> Tensor:
         """[M, N]: the weights to evaluate after so many updates."""
-        return self.mean if self.applies(step - 1) else self.master
+        if self.mean is None or not self.applies(step - 1):
+            return self.master
+        return self.mean

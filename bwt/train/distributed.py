@@ -83,6 +83,7 @@ class Buckets:
         """After backward: that of the loss; `gradients` are the means now."""
         for bucket in self.buckets:
             bucket.finish()
+        assert self.loss is not None  # it was announced
         message, work = self.loss
         work.wait()
         return message / world_size()

@@ -96,7 +96,7 @@ class Optimizer:
             # Steps of equal effect on the outputs whatever the shape.
             scaled = lr * -(max(1.0, rows / columns) ** 0.5)
             layout.matrices(self.weights.master, alike).addcmul_(
-                updates.view(len(lr), alike.count, rows, columns), scaled[:, None, None, None]
+                updates.view(len(lr), alike.number, rows, columns), scaled[:, None, None, None]
             )
 
     def state(self, row: int) -> dict[str, Tensor]:

@@ -33,7 +33,7 @@ class Phase(NamedTuple):
 
 def losses_of(logits: Tensor, batch: Batch, targets: str, models: int = 1) -> Tensor:
     """[M]: mean cross-entropy in nats, for a batch whose sequences belong to M models in turn."""
-    wanted = batch.targets if targets == "sampled" else batch.posterior
+    wanted = batch.targets if targets == "sampled" else batch.exact
     each = functional.cross_entropy(
         logits.reshape(-1, logits.shape[-1]).float(), wanted.flatten(0, 1), reduction="none"
     )
@@ -43,9 +43,8 @@ def losses_of(logits: Tensor, batch: Batch, targets: str, models: int = 1) -> Te
 def joined(batches: Sequence[Batch]) -> Batch:
     """One batch of all their sequences."""
     tokens, targets = (torch.cat([getattr(x, n) for x in batches]) for n in ("tokens", "targets"))
-    features = None
-    if batches[0].features is not None:
-        features = torch.cat([x.features for x in batches])
+    headers = [x.features for x in batches if x.features is not None]
+    features = torch.cat(headers) if headers else None
     return batches[0]._replace(tokens=tokens, features=features, targets=targets)
 
 

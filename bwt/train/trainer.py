@@ -121,7 +121,7 @@ class Trainer:
         """[1]: the cross-entropy, which is what is logged, and what is minimised beside it, if
         anything."""
         penalty = self.penalty
-        watching = penalty.watching(self.model) if penalty else nullcontext()
+        watching = penalty.watching(self.model) if penalty else nullcontext({})
         with watching as trace:
             logits = self.model(batch.tokens, batch.features, batch.positions)
         loss = losses_of(logits, batch, self.config.targets)
@@ -189,7 +189,7 @@ class Trainer:
         generator = torch.Generator(self.device).manual_seed(evaluate.SEED + self.config.seed)
         size = min(evaluate.BATCH, self.config.eval_sequences)
         batch = self.task.sample(size, generator=generator, device=self.device)
-        return torch.special.entr(batch.posterior.double()).sum(-1).mean().item() / math.log(2)
+        return torch.special.entr(batch.exact.double()).sum(-1).mean().item() / math.log(2)
 
     def save(self) -> bool:
         """One process writes, and all have to call: each has its own state of the data. False if
@@ -238,7 +238,7 @@ class Trainer:
         self.seek_plateau(evaluation)
         bad = Divergence(self.step, WILD)
         if not self.note(bad if self.main and evaluation is None else None) and self.save():
-            if self.main:
+            if self.main and evaluation is not None:
                 self.say(line(self.step, self.seconds, evaluation))
             distributed.wait()
         return evaluation
@@ -264,7 +264,7 @@ class Trainer:
                 write_json(self.run.path / "evaluation.json", Evaluations(evaluation).to_json())
             return Result(self.run, self.step, evaluation, seconds=self.seconds)
         self.note(Divergence(self.step, WILD))
-        if self.main:
+        if self.main and self.divergence is not None:
             write_json(self.run.path / "diverged.json", dataclasses.asdict(self.divergence))
         return Result(self.run, self.step, None, divergence=self.divergence)
 

@@ -9,7 +9,7 @@ trained, evaluated and saved is the float32 original.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -32,7 +32,7 @@ class Alike(NamedTuple):
     """Matrices of one shape, at equal distances from each other."""
 
     start: int
-    count: int
+    number: int
     distance: int
     shape: torch.Size
 
@@ -66,7 +66,7 @@ class Layout:
         self.trained = slice(0, self.length)
         self._put(still, parameters)
 
-    def _put(self, names: list[str], parameters: dict[str, Tensor]) -> None:
+    def _put(self, names: list[str], parameters: Mapping[str, Tensor]) -> None:
         for name in names:
             place = Place(self.length, parameters[name].shape)
             self.places[name] = place
@@ -86,8 +86,8 @@ class Layout:
         return found
 
     def matrices(self, rows: Tensor, alike: Alike) -> Tensor:
-        """[M, count, rows, columns] of a buffer [M, N] whose first column is that of the layout."""
-        size = (len(rows), alike.count, *alike.shape)
+        """[M, n, rows, columns] of a buffer [M, N] whose first column is that of the layout."""
+        size = (len(rows), alike.number, *alike.shape)
         strides = (rows.stride(0), alike.distance, alike.shape[1], 1)
         return rows.as_strided(size, strides, rows.storage_offset() + alike.start)
 

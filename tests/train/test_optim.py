@@ -99,7 +99,7 @@ def test_muon_gets_the_matrices_of_the_blocks_and_nothing_else():
         (72, 18),
         (18, 72),
     }
-    assert all(x.count == 2 for x in weights.layout.alike)
+    assert all(x.number == 2 for x in weights.layout.alike)
     assert not rows([model()], CONFIG)[1].momentum.numel()
 
 

@@ -18,15 +18,17 @@ def run(arguments: argparse.Namespace) -> None:
         device=arguments.device,
         quiet=arguments.json,
     )
+    # The sections of this command; those of `bwt geometry` are printed by it.
+    ablation, splice = found.ablation, found.splice
+    assert ablation is not None and splice is not None
     if arguments.json:
-        # The sections of this command; those of `bwt geometry` are printed by it.
-        print(json.dumps({**found.ablation.to_json(), "splice": found.splice.to_json()}))
+        print(json.dumps({**ablation.to_json(), "splice": splice.to_json()}))
         return
-    if isinstance(found.ablation, Skipped):
-        print(f"Not measured: {found.ablation.reason}.")
+    if isinstance(ablation, Skipped):
+        print(f"Not measured: {ablation.reason}.")
         return
-    print(table(found.ablation))
-    print("\n".join(diagnostics.splice.SHOWN.lines(found.splice).values()))
+    print(table(ablation))
+    print("\n".join(diagnostics.splice.SHOWN.lines(splice).values()))
 
 
 def table(ablation: Ablation) -> str:

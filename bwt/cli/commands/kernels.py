@@ -168,6 +168,6 @@ def render(rows: list[dict[str, Any]]) -> str:
         lines += ["", op]
         for row in (row for row in rows if row["op"] == op):
             targets, compiled = (", ".join(row[x]) or "-" for x in ("targets", "compiled_for"))
-            first = (row[x] for x in ("backend", "kernel", "file", "configurations"))
-            lines.append(line(*first, targets, compiled))
+            backend, kernel, file = row["backend"], row["kernel"], row["file"]
+            lines.append(line(backend, kernel, file, row["configurations"], targets, compiled))
     return "\n".join(lines)

@@ -14,7 +14,7 @@ from bwt.options import kind_of
 from bwt.records.base import plain
 from bwt.runs.config import TrainConfig
 from bwt.runs.presets import PRESETS
-from bwt.sweep.cells import Cell, grid, make_cell, scores
+from bwt.sweep.cells import Cell, grid, make_cell
 from bwt.sweep.sweep import Outcome, Sweep, table
 
 METRICS = ("entropy_mae", "kl", "tvd", "accuracy")
@@ -105,12 +105,13 @@ def _refuse_unused(fields: dict[str, Sequence[Any]], cells: Sequence[Cell]) -> N
 
 
 def _row(outcome: Outcome) -> dict[str, Any]:
-    finished = outcome.status == "finished"
+    cell, finished = outcome.cell, outcome.status == "finished"
+    assert isinstance(cell, Cell)  # a sweep of this command has no others
     return {
-        "name": outcome.cell.name,
-        "run": str(outcome.cell.path),
-        "command": outcome.cell.command,
+        "name": cell.name,
+        "run": str(cell.path),
+        "command": cell.command,
         "status": outcome.status,
         "error": outcome.error,
-        "metrics": plain(scores(outcome.cell.path)) if finished else None,
+        "metrics": plain(outcome.scores()) if finished else None,
     }

@@ -16,6 +16,7 @@ from bwt.progress import duration
 from bwt.runs.config import TrainConfig
 from bwt.runs.files import FullDisk, full_disk, read_former
 from bwt.runs.presets import PRESETS, preset, preset_model, preset_task, resolve
+from bwt.train.divergence import Divergence
 
 DIVERGED = 3  # exit code
 SEQUENCES = 128  # that --report looks at
@@ -167,7 +168,7 @@ def _report(
         )
         return 128 + result.signal
     if result.divergence is not None:
-        _report_divergence(result, arguments.json)
+        _report_divergence(result, result.divergence, arguments.json)
         return DIVERGED
     if result.evaluation is None:  # not the process that reports
         return 0
@@ -206,12 +207,12 @@ def _page(result: train.Result, quiet: bool, say: Callable[[str], None]) -> Path
     return page
 
 
-def _report_divergence(result: train.Result, as_json: bool) -> None:
+def _report_divergence(result: train.Result, divergence: Divergence, as_json: bool) -> None:
     if int(os.environ.get("RANK", 0)):
         return
     if as_json:
         document = {"run": str(result.run.path), "step": result.step}
-        print(json.dumps({**document, "diverged": dataclasses.asdict(result.divergence)}))
+        print(json.dumps({**document, "diverged": dataclasses.asdict(divergence)}))
     print(
         f"bwt: {result.run.path} {result.run.divergence_in_words()}; try a lower --lr, or go on "
         "with --on-divergence continue",
