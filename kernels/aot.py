@@ -50,7 +50,8 @@ def specialisations(op: str, arch: str) -> dict[str, Launch]:
 def signature(launch: Launch) -> tuple[dict[str, str], dict, dict]:
     """Types, constants and attributes as Triton's own launcher would choose them: None and 1
     become constants, multiples of 16 are declared so."""
-    types, constants, attributes = {}, dict(launch.config.tiles), {}
+    types, attributes = {}, {}
+    constants: dict[str, object] = dict(launch.config.tiles)
     for i, parameter in enumerate(launch.kernel.params):
         value = launch.arguments.get(parameter.name)
         integer = isinstance(value, int) and not isinstance(value, bool)
@@ -63,8 +64,9 @@ def signature(launch: Launch) -> tuple[dict[str, str], dict, dict]:
             types[parameter.name] = "fp32"
         else:
             types[parameter.name] = POINTERS[str(value.dtype).removeprefix("torch.")]
-        pointer = types[parameter.name].startswith("*")
-        if pointer or (types[parameter.name][0] == "i" and value % 16 == 0):
+        kind = types[parameter.name]
+        aligned = kind[0] == "i" and isinstance(value, int) and value % 16 == 0
+        if aligned or kind.startswith("*"):
             attributes[(i,)] = [["tt.divisibility", 16]]
     return types, constants, attributes
 

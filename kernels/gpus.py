@@ -4,7 +4,8 @@ Figures are dense ones (without sparsity) at the boost clock, in bytes and opera
 multiply-add counts as two. `tensor` is of 16-bit operands summed in float32.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 
 class Peak(NamedTuple):
@@ -21,11 +22,15 @@ class Peak(NamedTuple):
         return getattr(self, names.get(dtype, "fp32"))
 
 
-def tera(bandwidth, tensor, tf32, fp32, fp64, source) -> Peak:
-    return Peak(*(1e12 * x for x in (bandwidth, tensor, tf32, fp32, fp64)), source)
+def tera(
+    bandwidth: float, tensor: float, tf32: float, fp32: float, fp64: float, source: str
+) -> Peak:
+    bandwidth, tensor, tf32, fp32, fp64 = (1e12 * x for x in (bandwidth, tensor, tf32, fp32, fp64))
+    return Peak(bandwidth, tensor, tf32, fp32, fp64, source)
 
 
-class Gpu(NamedTuple):
+@dataclass(frozen=True)
+class Gpu:
     """What one has, and what its multiprocessors have each."""
 
     peak: Peak
@@ -37,10 +42,10 @@ class Gpu(NamedTuple):
     blocks: int
     shared: int  # bytes
 
-    INTEGER = 64  # lanes of every multiprocessor here
-    SPECIAL = 16
-    ISSUE = 4  # instructions per cycle, each of a warp
-    REGISTERS = 65536
+    INTEGER: ClassVar[int] = 64  # lanes of every multiprocessor here
+    SPECIAL: ClassVar[int] = 16
+    ISSUE: ClassVar[int] = 4  # instructions per cycle, each of a warp
+    REGISTERS: ClassVar[int] = 65536
 
     @property
     def clock(self) -> float:

@@ -80,10 +80,11 @@ def run(
     flags: all besides the inputs that launches and outputs follow from.
     """
     layouts = [x if x is None else (x.dtype, x.shape, x.stride()) for x in inputs]
-    signature = (flags, inputs[0].device, *layouts)
+    device = inputs[0].device  # type: ignore[union-attr]  # the first input is always there
+    signature = (flags, device, *layouts)
     launcher = plans.find(signature)
     if launcher is None:
-        launcher = plans.keep(signature, Launcher(inputs[0].device))
+        launcher = plans.keep(signature, Launcher(device))
     launcher.run((), (*inputs, *outputs), make)
 
 

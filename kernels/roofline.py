@@ -113,7 +113,7 @@ def _from_memory(work: Work) -> int:
 
 def predict(work: Work, gpu: Gpu) -> Prediction:
     busy = limits(work, gpu)
-    limiter = max(busy, key=busy.get)
+    limiter = max(busy, key=busy.__getitem__)
     resident = work.warps * resident_blocks(work, gpu)
     return Prediction(busy[limiter], bound(work, gpu), limiter, resident)
 

@@ -15,6 +15,7 @@ copy.
 """
 
 from functools import partial
+from typing import Any
 
 import torch
 import triton
@@ -431,12 +432,13 @@ def example_launches(
     incoming += [received, max_logit, top_k[0]]
     incoming = [x if x is None else torch.empty_like(x) for x in incoming]
     saved = (q, k, v, out, lse, entropy, argmax, *top_k)
-    launches += backward_launches(*incoming, *saved, grad_q, grad_k, grad_v, *places, **options)
+    given = (*incoming, *saved, grad_q, grad_k, grad_v, *places)
+    launches += backward_launches(*given, **options)
     return {launch.name: launch for launch in launches}
 
 
 STREAM_KEYS = 512  # more than any tile or program holds
-VARIANTS = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {"captured": False, "odd": False},
     "captured": {"captured": True, "odd": False},
     "ragged": {"captured": True, "odd": True},

@@ -325,7 +325,8 @@ class Model(NamedTuple):
         chunks = self.plan.chunks
         initial = sums.outgoing.view(B, chunks, S)[:, 0]
         if sums.grad_transition is None:
-            left, right = filtered[:, :-1], sums.adjoint[:, 1:]
+            left = filtered[:, :-1]
+            right = sums.adjoint[:, 1:]  # type: ignore[index]  # one of the two is there
             if self.transition.ndim == 2:
                 left, right = left.reshape(-1, S), right.reshape(-1, S)
             transition = left.mT @ right
