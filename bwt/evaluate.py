@@ -166,9 +166,9 @@ def _know_the_position(batches: Iterator[Batch]) -> tuple[Tensor, float]:
 class _Tally:
     """Mean and scatter of the metrics over sequences, merged batch by batch."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.count = 0
-        self.total = self.scatter = 0.0
+        self.total = self.scatter = torch.zeros(())
 
     def add(self, metrics: Tensor) -> None:
         """[M + 1, B, P]; the scatter [M + 1, P, P] is about the mean, so that nothing cancels."""

@@ -3,6 +3,7 @@
 
 import argparse
 import sys
+from collections.abc import Callable
 
 from bwt.cli.presets import takes_gpu
 from bwt.sweep.processes import Processes
@@ -58,7 +59,7 @@ def one_device(arguments: argparse.Namespace) -> str:
     return devices.pop() if len(devices) == 1 else "auto"
 
 
-def say_unless(quiet: bool):
+def say_unless(quiet: bool) -> Callable[[str], None]:
     def say(text: str) -> None:
         if not quiet:
             Live.clear()

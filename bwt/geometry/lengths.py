@@ -1,5 +1,6 @@
 """Beyond the length of training: the error by position."""
 
+import torch
 from torch import nn
 
 from bwt.evaluate import evaluate, predictor
@@ -10,7 +11,12 @@ STRETCH = 2.5  # the paper: trained on 20, tested on 50
 
 
 def lengths(
-    task: Task, model: nn.Module, sequences: int, *, seed: int, device="cpu"
+    task: Task,
+    model: nn.Module,
+    sequences: int,
+    *,
+    seed: int,
+    device: torch.device | str = "cpu",
 ) -> Lengths | Skipped:
     """KL and entropy error by position on longer sequences, or the reason why there are none."""
     if task.length_option is None:

@@ -5,6 +5,7 @@ determines the entropy (a bijection whose keys do not repeat). So every correlat
 plain, and with the position held fixed (null where it is not defined).
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -18,6 +19,8 @@ from bwt.records.geometry import Cloud, Manifold, Ordering, Points
 
 COMPONENTS = 10  # whose variance is listed
 POINTS = 600  # kept for the figure
+
+Correlation = Callable[[Tensor, Tensor], float | None]
 
 
 def manifold(subject: Subject, untrained: Subject) -> Manifold:
@@ -57,15 +60,15 @@ def _cloud(x: Tensor, entropy: Tensor) -> Cloud:
 def ordering(coordinate: Tensor, entropy: Tensor) -> Ordering:
     """How well one coordinate [B, P] orders the entropy."""
 
-    def squared(correlation):
-        def statistic(x, y):
+    def squared(correlation: Correlation) -> Correlation:
+        def statistic(x: Tensor, y: Tensor) -> float | None:
             r = correlation(x, y)
             return None if r is None else r * r
 
         return statistic
 
-    def absolute(correlation):
-        def statistic(x, y):
+    def absolute(correlation: Correlation) -> Correlation:
+        def statistic(x: Tensor, y: Tensor) -> float | None:
             r = correlation(x, y)
             return None if r is None else abs(r)
 

@@ -25,7 +25,13 @@ class Subject:
 
     @classmethod
     def draw(
-        cls, task: Task, model: nn.Module, sequences: int, *, seed: int = SEED, device="cpu"
+        cls,
+        task: Task,
+        model: nn.Module,
+        sequences: int,
+        *,
+        seed: int = SEED,
+        device: torch.device | str = "cpu",
     ) -> "Subject":
         generator = torch.Generator(device).manual_seed(seed)
         batch = task.sample(sequences, generator=generator, device=device)

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -60,7 +60,7 @@ class _CausalConvolution(torch.autograd.Function):
     convolution wants time last and is slower on a CPU, its gradient above all."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
         first, *others = weight.unbind(-2)
         total = torch.addcmul(bias, x, first)
@@ -70,7 +70,7 @@ class _CausalConvolution(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         x, weight = ctx.saved_tensors
         first, *others = weight.unbind(-2)
         keep = weight.ndim > 2  # of models: dimensions of size 1 for B and T
@@ -92,11 +92,11 @@ class _BatchedConvolution(torch.autograd.Function):
         return _CausalConvolution.apply(x, weight, bias)
 
     @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         """Nothing is saved: only batching comes here."""
 
     @staticmethod
-    def vmap(info, axes, *tensors):
+    def vmap(info: Any, axes: tuple[int | None, ...], *tensors: Tensor) -> tuple[Tensor, int]:
         x, weight, bias = (
             y.expand(info.batch_size, *y.shape) if axis is None else y.movedim(axis, 0)
             for y, axis in zip(tensors, axes, strict=True)

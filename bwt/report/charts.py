@@ -53,14 +53,23 @@ def _legend(drawing: Drawing, series: Sequence[Series], left: float) -> float:
     return y + 12
 
 
-def _axes(drawing: Drawing, x: Scale, y: Scale, x_label: str, y_label: str, names=None) -> None:
+def _axes(
+    drawing: Drawing,
+    x: Scale,
+    y: Scale,
+    x_label: str,
+    y_label: str,
+    names: Sequence[str] | None = None,
+) -> None:
     """names: of places along x, instead of numbers."""
     bottom = y.start
     for tick in y.ticks():
         at = y(tick)
         drawing.path(f"M{short(x.start)} {short(at)}H{short(x.end)}", class_="grid")
         drawing.text(x.start - 6, at + 4, label(tick), "end", class_="tick")
-    ticks = dict(enumerate(names)) if names else {t: label(t) for t in x.ticks()}
+    ticks: dict[float, str] = {t: label(t) for t in x.ticks()}
+    if names:
+        ticks = dict(enumerate(names))
     for tick, text in ticks.items():
         drawing.path(f"M{short(x(tick))} {short(bottom)}v4", class_="axis")
         drawing.text(x(tick), bottom + 17, text, "middle", class_="tick")

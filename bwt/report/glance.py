@@ -74,7 +74,9 @@ def _draw(example: Example, shares: Matrix, head: str, answered: dict[int, list[
     return drawing.render()
 
 
-def _name_steps(drawing: Drawing, labels: Sequence[str], answered: dict[int, list[int]], x: float):
+def _name_steps(
+    drawing: Drawing, labels: Sequence[str], answered: dict[int, list[int]], x: float
+) -> None:
     """What is shown at each step; what came before stands out."""
     wide = PANEL / len(labels)
     every = math.ceil(17 / wide) if wide < 12 else 1

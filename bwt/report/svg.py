@@ -36,7 +36,9 @@ class Scale:
         return _log_ticks(self.low, self.high) if self.log else _even_ticks(self.low, self.high)
 
 
-def fitted(values: Sequence[float], start: float, end: float, *, log=False, zero=False) -> Scale:
+def fitted(
+    values: Sequence[float], start: float, end: float, *, log: bool = False, zero: bool = False
+) -> Scale:
     """A scale that shows all values; a log one leaves out those that are not positive."""
     values = [v for v in values if known(v) and (v > 0 or not log)]
     low, high = (min(values), max(values)) if values else (1.0, 10.0)
@@ -101,10 +103,10 @@ class Drawing:
         )
         self.parts.append(f"<{tag}{shown}/>" if text is None else f"<{tag}{shown}>{text}</{tag}>")
 
-    def text(self, x: float, y: float, text: str, anchor: str = "start", **more) -> None:
+    def text(self, x: float, y: float, text: str, anchor: str = "start", **more: object) -> None:
         self.add("text", escape(text), x=float(x), y=float(y), text_anchor=anchor, **more)
 
-    def path(self, d: str, **attributes) -> None:
+    def path(self, d: str, **attributes: object) -> None:
         self.add("path", d=d, **attributes)
 
     def render(self) -> str:

@@ -3,10 +3,12 @@
 import dataclasses
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from bwt import models, tasks, train
@@ -14,6 +16,8 @@ from bwt.reproduce import plan
 from bwt.reproduce.scales import Scale
 from bwt.runs.config import TrainConfig
 from bwt.runs.directory import RunDirectory
+
+Sizes = Sequence[int]  # of a tensor
 
 START = 6.0  # seconds until a process trains: imports, building
 
@@ -52,13 +56,13 @@ def step_seconds(config: TrainConfig, steps: int = 6) -> tuple[float, float]:
         torch.set_num_threads(before)
 
 
-def _attention(q, k, *rest, out_shape=None, **options) -> int:
+def _attention(q: Sizes, k: Sizes, *rest: object, **options: object) -> int:
     """Forward and backward: two and five products, of which the causal mask leaves half."""
     B, H, T, D = q
     return 7 * B * H * T * k[2] * D
 
 
-def _scan(u, delta, A, *rest, out_shape=None, **options) -> int:
+def _scan(u: Sizes, delta: Sizes, A: Sizes, *rest: object, **options: object) -> int:
     """Forward and backward: about 6 and 14 operations for each channel, state and step."""
     B, L, E = u
     return 20 * B * L * E * A[1]
@@ -70,7 +74,7 @@ def sequence_flops(config: TrainConfig) -> int:
     task = tasks.get(config.task, **config.task_options)
     model = models.build_for(task, config.model, **config.model_options)
     batch = task.sample(2, generator=torch.Generator().manual_seed(0))
-    formulas = {"attention": _attention, "selective_scan": _scan}
+    formulas: dict[str, Callable[..., int]] = {"attention": _attention, "selective_scan": _scan}
     known = {op: f for name, f in formulas.items() if (op := getattr(torch.ops.bwt, name, None))}
     # oneDNN's LSTM is one opaque call; without it torch counts its products. Turning it off
     # and on again makes torch speak of Intel GPUs.
@@ -79,7 +83,7 @@ def sequence_flops(config: TrainConfig) -> int:
         return _count(model, batch, known)
 
 
-def _count(model, batch, known) -> int:
+def _count(model: nn.Module, batch: tasks.Batch, known: dict[Any, Callable[..., int]]) -> int:
     with (
         torch.backends.mkldnn.flags(enabled=False),
         FlopCounterMode(display=False, custom_mapping=known) as counter,

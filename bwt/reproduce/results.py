@@ -15,6 +15,7 @@ from bwt.records.geometry import Geometry
 from bwt.records.metrics import MetricsRow
 from bwt.report import diagnostics
 from bwt.reproduce.plan import Planned
+from bwt.runs.config import TrainConfig
 from bwt.runs.directory import RunDirectory
 from bwt.runs.files import read_former, read_object, read_record, write_text
 
@@ -83,7 +84,7 @@ def _environment(path: Path) -> dict[str, Any]:
     return {key: whole.get(key) for key in ("commit", "versions", "machine", "environment")}
 
 
-def parameters(config) -> int:
+def parameters(config: TrainConfig) -> int:
     task = tasks.get(config.task, **config.task_options)
     with torch.device("meta"):
         return models.build_for(task, config.model, **config.model_options).num_parameters

@@ -14,7 +14,9 @@ from bwt.runs.files import RunError, reason_of, write_atomically
 CHECKSUM = "sha256"  # entry of the metadata of a file of tensors
 
 
-def save(run: RunDirectory, step: int, weights: dict[str, Tensor], state: dict[str, Tensor]):
+def save(
+    run: RunDirectory, step: int, weights: dict[str, Tensor], state: dict[str, Tensor]
+) -> None:
     """The weights of a step, and what a resume from it needs in place of what one needed before."""
     metadata = {"step": str(step)}
     older = run.resumable_steps()

@@ -2,10 +2,11 @@
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 
 from bwt.progress import duration
 from bwt.records.estimates import Estimate
@@ -143,7 +144,7 @@ class Sweep:
         ]
         write_json(self.folder / self.record, {"argv": sys.argv[1:], "cells": rows})
 
-    def _stop(self, number, frame) -> None:
+    def _stop(self, number: int, frame: FrameType | None) -> None:
         """The first Ctrl-C or SIGTERM lets every cell save itself, the second ends them."""
         self.stopping += 1
         self.workers.stop(hard=self.stopping > 1)
@@ -160,7 +161,7 @@ def _look(cell: Cell | Command) -> tuple[str, str | None]:
 
 
 @contextmanager
-def _locked(folder: Path):
+def _locked(folder: Path) -> Iterator[int]:
     """One sweep in a folder at a time. Its processes inherit the lock: should the sweep itself be
     killed, no second one can start beside what it left running."""
     with open(folder / ".lock", "w") as file:

@@ -37,7 +37,7 @@ class Bijection(Task):
     replacement: bool = option(False, "draw keys with replacement, so that they repeat")
     noise: float = option(0.0, "probability that a shown value is wrong", minimum=0, maximum=1)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if self.num_pairs is None:
             object.__setattr__(self, "num_pairs", self.num_symbols - 1)

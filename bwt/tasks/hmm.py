@@ -15,6 +15,8 @@ GRID = 100  # probability tokens are multiples of 1 / GRID
 MEMORIES = (0, 1, 2, 5, 10)
 SPECIALS = ("transition", "emission", "separator", "observation")
 
+Shown = tuple[Tensor, Tensor | None]  # tokens and features
+
 
 @dataclasses.dataclass(frozen=True)
 class HMM(Task):
@@ -66,7 +68,7 @@ class HMM(Task):
         0.0, "probability that an observation is not shown", minimum=0, maximum=1
     )
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         widest = max(self.num_states, self.num_symbols)
         if self.floor * widest > 1:
@@ -219,7 +221,9 @@ class HMM(Task):
         tokens, features = encode(transition, emission, shown)
         return Batch(tokens, features, self.positions_on(device), targets, None)
 
-    def _rows(self, batch_size: int, width: int, generator, device) -> Tensor:
+    def _rows(
+        self, batch_size: int, width: int, generator: torch.Generator, device: torch.device
+    ) -> Tensor:
         """[B, S, width] from Dirichlet(1): normalised exponentials."""
         weights = torch.empty(
             batch_size, self.num_states, width, dtype=torch.float64, device=device
@@ -236,12 +240,12 @@ class HMM(Task):
             rows = self.floor + above * (spare / total)
         return on_grid(rows, self._floor_units) if self.header == "tokens" else rows.float()
 
-    def _as_rows(self, transition: Tensor, emission: Tensor, symbols: Tensor):
+    def _as_rows(self, transition: Tensor, emission: Tensor, symbols: Tensor) -> Shown:
         initial = transition.new_full((len(symbols), 1, self.num_states), 1 / self.num_states)
         header = torch.cat((transition, emission.transpose(1, 2), initial), 1)
         return symbols + self._first_symbol, header
 
-    def _as_tokens(self, transition: Tensor, emission: Tensor, symbols: Tensor):
+    def _as_tokens(self, transition: Tensor, emission: Tensor, symbols: Tensor) -> Shown:
         def level(rows: Tensor) -> Tensor:
             return (rows * GRID).round().long().flatten(1) - self._floor_units
 

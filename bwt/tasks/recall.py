@@ -46,7 +46,7 @@ class Recall(Task):
         0.0, "probability that a question is about a key not stored", minimum=0, maximum=1
     )
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if self.num_queries > self.num_pairs:
             self._fail(

@@ -30,7 +30,7 @@ def curriculum(config: TrainConfig, task: Task) -> list[Task]:
     return easier
 
 
-def _value(kind: type, word: str):
+def _value(kind: type, word: str) -> object:
     if kind is bool:
         if word not in ("true", "false"):
             raise ValueError(f"curriculum: {word!r} is neither true nor false")

@@ -160,7 +160,7 @@ class Agreement:
     another for ever. The hosts ask each other while the step is computed and hear the answer in
     the next one: nobody waits for it, and no device is asked."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.asked: tuple[Tensor, dist.Work] | None = None
 
     def any(self, wish: bool) -> bool:

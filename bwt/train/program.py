@@ -20,6 +20,7 @@ from bwt.train.optim import Optimizer
 from bwt.train.schedule import Timetable
 from bwt.train.weights import Weights
 
+Named = dict[str, Tensor]
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -155,7 +156,7 @@ class Program:
         """[M, B, P, O] of a batch of M * B sequences."""
         model, count = self.trainers[0].model, len(self.trainers)
 
-        def one(weights, buffers, tokens, features):
+        def one(weights: Named, buffers: Named, tokens: Tensor, features: Tensor | None) -> Tensor:
             return functional_call(model, (weights, buffers), (tokens, features, batch.positions))
 
         tokens = batch.tokens.unflatten(0, (count, -1))

@@ -1,6 +1,6 @@
 """Starting a run, and continuing one."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ def circumstances_of(config: TrainConfig) -> dict[str, Any]:
 
 
 @contextmanager
-def _withdrawn_unless_begun(run: RunDirectory):
+def _withdrawn_unless_begun(run: RunDirectory) -> Iterator[None]:
     """A start that fails leaves nothing behind that could be neither used again nor resumed."""
     try:
         yield
@@ -152,7 +152,7 @@ def record_extension(trainer: Trainer, before: TrainConfig) -> None:
 
 
 @contextmanager
-def _alone(run: RunDirectory):
+def _alone(run: RunDirectory) -> Iterator[None]:
     """Of all processes that train a run, the first holds its lock, and the others wait for it."""
     with run.locked() if distributed.rank() == 0 else nullcontext():
         distributed.wait()

@@ -159,9 +159,11 @@ def render(rows: list[dict[str, Any]]) -> str:
     sizes = {name: max(len(row[name]) for row in rows) + 2 for name in ("kernel", "file")}
     width = max(len(", ".join(row["targets"])) for row in rows)
 
-    def line(backend, kernel, file, configurations, targets, compiled) -> str:
+    def line(
+        backend: str, kernel: str, file: str, forms: int | str, targets: str, compiled: str
+    ) -> str:
         text = f"  {backend:<11}{kernel:<{sizes['kernel']}}{file:<{sizes['file']}}"
-        return f"{text}{configurations:>5}  {targets:<{width}}  {compiled}".rstrip()
+        return f"{text}{forms:>5}  {targets:<{width}}  {compiled}".rstrip()
 
     lines = [line("backend", "kernel", "file", "forms", "targets", "compiled for")]
     for op in dict.fromkeys(row["op"] for row in rows):

@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     guess = min(search.estimate(chosen), arguments.minutes * 60)
     say(f"{name}: {len(chosen)} configs to tune, about {guess / 60:.0f} minutes")
 
-    def keep(entries):
+    def keep(entries: dict[subjects.Key, tuple]) -> None:
         if not arguments.dry_run:
             device.write(name, machine.arch, entries)
 

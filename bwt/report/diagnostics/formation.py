@@ -1,5 +1,7 @@
 """How a look-up comes about in training."""
 
+from collections.abc import Callable
+
 from bwt import paper
 from bwt.records.geometry import Formation, FormationRow
 from bwt.report import charts, words
@@ -65,7 +67,7 @@ def _bits(rows: list[FormationRow]) -> str:
     )
 
 
-def first(rows: list[FormationRow], holds) -> int | None:
+def first(rows: list[FormationRow], holds: Callable[[FormationRow], bool]) -> int | None:
     """The first step from which it holds to the end."""
     found = None
     for row in reversed(rows):
