@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import TypeGuard
 
 LABEL = 7  # characters of a number at the axis
 
@@ -46,7 +47,7 @@ def draw(
     ]
 
 
-def _has_place(value: float | None) -> bool:
+def _has_place(value: float | None) -> TypeGuard[float]:
     return value is not None and math.isfinite(value) and value > 0
 
 

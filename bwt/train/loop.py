@@ -95,10 +95,9 @@ def _progress(trainers: Sequence[Trainer]) -> Progress:
     """What is shown beneath what the runs say."""
     first = trainers[0]
     quiet = first.quiet or not first.main
+    progress = Progress(first.config.steps, first.step, quiet=quiet)
     if first.curve:
         progress = View(first.config.steps, first.step, first.run.read_metrics(), quiet=quiet)
-    else:
-        progress = Progress(first.config.steps, first.step, quiet=quiet)
     for trainer in trainers:
         trainer.say = progress.above(trainer.say)
     return progress

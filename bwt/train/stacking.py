@@ -62,10 +62,12 @@ def resume_together(
     Raises:
         RunError: they cannot be stacked; it says why.
     """
-    runs, before = zip(*(open_again(out) for out in outs), strict=True)
+    opened = [open_again(out) for out in outs]
+    runs = [run for run, _ in opened]
+    before = [config for _, config in opened]
     configs = before
     if extend is not None:
-        configs = [extended(run, x, extend) for run, x in zip(runs, before, strict=True)]
+        configs = [extended(run, x, extend) for run, x in opened]
     _check(runs, configs)
     prepare(configs[0])
     device = local_device(configs[0].device)

@@ -4,7 +4,7 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from pathlib import Path
 
@@ -96,7 +96,7 @@ def _documents(files: dict[str, Path], options: list[str]) -> int:
     return _gravest(codes)
 
 
-def _gravest(codes) -> int:
+def _gravest(codes: Iterable[int]) -> int:
     found = [code for code in codes if code]
     crashed = [code for code in found if code not in CODES]
     ranked = [code for code in CODES if code in found]
