@@ -79,13 +79,8 @@ def compile_launch(launch: Launch, arch: str):
 
     nvidia = arch.startswith("sm_")
     target = ("cuda", int(arch.removeprefix("sm_")), 32) if nvidia else ("hip", arch, 64)
-    options = {
-        "num_warps": launch.config.warps,
-        "num_stages": launch.config.stages,
-        "enable_fp_fusion": FP_FUSION,
-    }
     source = ASTSource(launch.kernel, *signature(launch))
-    return triton.compile(source, target=GPUTarget(*target), options=options)
+    return triton.compile(source, target=GPUTarget(*target), options=launch.config.options)
 
 
 def build(name: str, launch: Launch, arch: str, out: str | None) -> dict:

@@ -37,6 +37,15 @@ class Config(NamedTuple):
     tiles: dict[str, int]  # constexprs of the kernel
     warps: int
     stages: int
+    # Of a thread, at most. Without it ptxas aims at a number of resident warps, and rather spills
+    # a register or two than miss it.
+    registers: int | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Triton's."""
+        found = {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": FP_FUSION}
+        return found if self.registers is None else found | {"maxnreg": self.registers}
 
 
 class Launch(NamedTuple):
@@ -52,21 +61,21 @@ class Launch(NamedTuple):
     def run(self, device) -> Any:
         import torch
 
-        options = dict(num_warps=self.config.warps, num_stages=self.config.stages)
         # Triton launches on the current device, whatever the tensors say.
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             return self.kernel[(self.grid,)](
-                **self.arguments, **self.config.tiles, **options, enable_fp_fusion=FP_FUSION
+                **self.arguments, **self.config.tiles, **self.config.options
             )
 
 
-def C(warps: int, stages: int, **tiles: int) -> Config:
-    return Config(tiles, warps, stages)
+def C(warps: int, stages: int, registers: int | None = None, **tiles: int) -> Config:
+    return Config(tiles, warps, stages, registers)
 
 
 # (op, kernel, dtype, size, architecture or "any") -> configs, smallest tile first. The size is that
 # of a head in attention, and of the padded states in hmm_filter and selective_scan.
 # bf16 is served by the entries of fp16. tf32 is float32 on tensor cores, fp32 is exact float32.
+# A third number is the most registers, where ptxas would spill for the sake of more warps.
 # Attention of short sequences (short_*, blocks_backward, and stream_offset before it) has 1 or 2
 # warps or products of fewer than 64 rows: with more of both Triton takes wgmma on sm_90 and tcgen05
 # on sm_100, which no test can execute and which gain nothing where memory is the bound.
@@ -180,8 +189,8 @@ TABLE: Table = {
     ),
     ("attention", "short_forward", "fp32", 128, "sm_75"): (),
     ("attention", "short_backward", "fp16", 16, "any"): (
-        C(1, 1, BT=16, BS=16, PACK=1),
-        C(2, 1, BT=32, BS=32, PACK=1),
+        C(1, 1, 255, BT=16, BS=16, PACK=1),
+        C(2, 1, 255, BT=32, BS=32, PACK=1),
         C(2, 1, BT=16, BS=64, PACK=1),
     ),
     ("attention", "short_backward", "fp16", 32, "any"): (
@@ -195,7 +204,7 @@ TABLE: Table = {
     ),
     ("attention", "short_backward", "fp16", 128, "any"): (),
     ("attention", "short_backward", "tf32", 16, "any"): (
-        C(1, 1, BT=16, BS=16, PACK=1),
+        C(1, 1, 255, BT=16, BS=16, PACK=1),
         C(2, 1, BT=32, BS=32, PACK=1),
         C(2, 1, BT=16, BS=64, PACK=1),
     ),
@@ -230,9 +239,9 @@ TABLE: Table = {
     ("attention", "short_backward", "fp32", 64, "any"): (),
     ("attention", "short_backward", "fp32", 128, "any"): (),
     ("attention", "blocks_backward", "fp16", 16, "any"): (C(4, 1, BT=16, BS=32),),
-    ("attention", "blocks_backward", "fp16", 32, "any"): (C(4, 1, BT=32, BS=32),),
+    ("attention", "blocks_backward", "fp16", 32, "any"): (C(4, 1, 255, BT=32, BS=32),),
     ("attention", "blocks_backward", "fp16", 64, "any"): (C(4, 1, BT=32, BS=32),),
-    ("attention", "blocks_backward", "fp16", 128, "any"): (C(4, 1, BT=32, BS=32),),
+    ("attention", "blocks_backward", "fp16", 128, "any"): (C(4, 1, BT=16, BS=32),),
     ("attention", "blocks_backward", "tf32", 16, "any"): (C(4, 1, BT=16, BS=32),),
     ("attention", "blocks_backward", "tf32", 32, "any"): (C(4, 1, BT=32, BS=32),),
     ("attention", "blocks_backward", "tf32", 64, "any"): (C(4, 1, BT=32, BS=32),),
@@ -284,9 +293,9 @@ TABLE: Table = {
     ("attention", "stream_offset", "fp32", 16, "any"): (C(4, 2, BT=32, BS=32),),
     ("attention", "stream_offset", "fp32", 32, "any"): (C(4, 2, BT=32, BS=32),),
     ("attention", "stream_offset", "fp32", 64, "any"): (C(4, 2, BT=32, BS=32),),
-    ("attention", "stream_offset", "fp32", 128, "any"): (C(4, 1, BT=16, BS=32),),
+    ("attention", "stream_offset", "fp32", 128, "any"): (C(8, 1, BT=16, BS=32),),
     ("attention", "stream_offset", "fp32", 128, "sm_75"): (C(8, 1, BT=16, BS=16),),
-    ("attention", "stream_keys", "fp16", 16, "any"): (C(4, 2, BT=32, BS=64),),
+    ("attention", "stream_keys", "fp16", 16, "any"): (C(4, 2, 255, BT=32, BS=64),),
     ("attention", "stream_keys", "fp16", 32, "any"): (C(4, 2, BT=32, BS=64),),
     ("attention", "stream_keys", "fp16", 32, "sm_120"): (C(4, 2, BT=32, BS=32),),
     ("attention", "stream_keys", "fp16", 64, "any"): (C(4, 2, BT=32, BS=32),),
@@ -312,7 +321,7 @@ TABLE: Table = {
     ("attention", "stream_queries", "tf32", 128, "any"): (C(4, 1, BT=16, BS=32),),
     ("attention", "stream_queries", "fp32", 16, "any"): (C(4, 1, BT=32, BS=32),),
     ("attention", "stream_queries", "fp32", 32, "any"): (C(4, 1, BT=32, BS=32),),
-    ("attention", "stream_queries", "fp32", 64, "any"): (C(4, 1, BT=32, BS=32),),
+    ("attention", "stream_queries", "fp32", 64, "any"): (C(4, 1, 255, BT=32, BS=32),),
     ("attention", "stream_queries", "fp32", 64, "sm_75"): (C(4, 1, BT=16, BS=32),),
     ("attention", "stream_queries", "fp32", 128, "any"): (C(8, 1, BT=16, BS=16),),
     ("hmm_filter", "dot_backward", "fp32", 32, "any"): (C(8, 1, BB=16, BK=16),),
@@ -397,7 +406,8 @@ def lookup(op: str, kernel: str, dtype: str, size: int, arch: str) -> tuple[Conf
         for place in places:
             key = (op, kernel, "fp32" if plain else name, size, place)
             if key in TABLE:
-                return TABLE[key]
+                nvidia = arch.startswith("sm_")  # AMD's compiler is not told of registers
+                return tuple(c if nvidia else c._replace(registers=None) for c in TABLE[key])
     raise KeyError(
         f"kernels/configs.py has no entry {(op, kernel, dtype, size, arch)}; add one to its TABLE"
     )

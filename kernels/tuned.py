@@ -28,15 +28,16 @@ def path(device: str) -> Path:
 
 
 @cache
-def table(device: str) -> dict[tuple, tuple[tuple[dict[str, int], int, int], ...]]:
-    """(op, kernel, dtype, size) -> (tiles, warps, stages), smallest tile first."""
+def table(device: str) -> dict[tuple, tuple[tuple, ...]]:
+    """(op, kernel, dtype, size) -> (tiles, warps, stages, registers), smallest tile first."""
     if not path(device).exists():
         return {}
     try:
         entries = json.loads(path(device).read_text())["entries"]
         return {
             tuple(entry[field] for field in FIELDS): tuple(
-                (config["tiles"], config["warps"], config["stages"]) for config in entry["configs"]
+                (*(config[name] for name in ("tiles", "warps", "stages")), config.get("registers"))
+                for config in entry["configs"]
             )
             for entry in entries
         }

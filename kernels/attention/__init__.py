@@ -39,6 +39,8 @@ HEAD_SIZES = (16, 32, 64, 128)  # padded, up to the limit of the contract
 MAX_HEAD_SIZE = ATTENTION.backends["triton"].limits["head_size"]
 PRECISIONS = ("ieee", "tf32")
 BLOCKED_KEYS = 256  # the most whose gradients one program computes, block by block
+ASKED_KEYS = 128  # the most whose scores stay in registers beside the largest of them
+MAX_REGISTERS = 255
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float64: "fp64"}
 
 
@@ -201,8 +203,10 @@ def forward_launches(
     values |= {"TOP_K": captures.top_k, "ROOM": triton.next_power_of_2(max(captures.top_k, 1))}
     heads, (queries, keys) = q.shape[0] * q.shape[1], (q.shape[2], k.shape[2])
 
-    config = _short_config("short_forward", mode, common["BD"], arch, keys)
-    if config is not None:
+    asked = (received, argmax, top_weights, head_places)
+    is_asked = any(x is not None for x in asked)  # for more than weights and entropy
+    config = _short_config("short_forward", mode, common["BD"], arch, keys, is_asked)
+    if config is not None and not (is_asked and keys > ASKED_KEYS):
         groups = triton.cdiv(heads, config.tiles["PACK"])
         blocks = triton.cdiv(queries, config.tiles["BT"])
         arguments = common | values | {"num_heads": heads}
@@ -216,17 +220,17 @@ def forward_launches(
         first = Launch(attention_short_forward_kernel, groups * blocks, arguments, config)
         return [first, _sum_of_blocks(parts, received)]
 
-    [config] = lookup("attention", "stream_forward", mode, common["BD"], arch)
+    [config] = _configs("stream_forward", mode, common["BD"], arch, is_asked)
     grid = heads * triton.cdiv(queries, config.tiles["BT"])
     launches = [Launch(attention_stream_forward_kernel, grid, common | values, config)]
     if weights is not None:
-        [config] = lookup("attention", "stream_weights", mode, common["BD"], arch)
+        [config] = _configs("stream_weights", mode, common["BD"], arch, is_asked)
         tiles = triton.cdiv(queries, config.tiles["BT"]) * triton.cdiv(keys, config.tiles["BS"])
         arguments = common | {"weights": weights}
         launches.append(Launch(attention_stream_weights_kernel, heads * tiles, arguments, config))
     if received is not None:
         # A pass over the queries for each block of keys, as that of their gradients.
-        [config] = lookup("attention", "stream_keys", mode, common["BD"], arch)
+        [config] = _configs("stream_keys", mode, common["BD"], arch, is_asked)
         grid = heads * triton.cdiv(keys, config.tiles["BS"])
         arguments = common | {"received": received}
         launches.append(Launch(attention_stream_received_kernel, grid, arguments, config))
@@ -284,7 +288,7 @@ def backward_launches(
     values = {"v": v} | _strides(v=v)
     heads, (queries, keys) = q.shape[0] * q.shape[1], (q.shape[2], k.shape[2])
 
-    config = _short_config("short_backward", mode, common["BD"], arch, keys)
+    config = _short_config("short_backward", mode, common["BD"], arch, keys, is_asked)
     if config is not None:
         arguments = common | captured | peaks | values | _incoming(grad_lse=grad_lse)
         arguments |= {"num_heads": heads, "grad_q": grad_q, "grad_k": grad_k, "grad_v": grad_v}
@@ -292,7 +296,7 @@ def backward_launches(
         return [Launch(attention_short_backward_kernel, grid, arguments, config)]
 
     def blocks(kernel, length, tile):
-        [config] = lookup("attention", kernel, mode, common["BD"], arch)
+        [config] = _configs(kernel, mode, common["BD"], arch, is_asked)
         return heads * triton.cdiv(length, config.tiles[tile]), config
 
     offset = torch.empty_like(lse)
@@ -381,9 +385,17 @@ def _incoming(**gradients) -> dict:
     return gradients | {f"HAS_{name.upper()}": x is not None for name, x in gradients.items()}
 
 
-def _short_config(kernel, mode, head_size, arch, keys) -> Config | None:
-    """The smallest tile that holds all keys, or None if they have to be streamed."""
+def _configs(kernel, mode, head_size, arch, is_asked) -> tuple[Config, ...]:
+    """Those of the table; what is asked for besides weights and entropy needs more registers."""
     configs = lookup("attention", kernel, mode, head_size, arch)
+    if is_asked and arch.startswith("sm_"):
+        return tuple(config._replace(registers=MAX_REGISTERS) for config in configs)
+    return configs
+
+
+def _short_config(kernel, mode, head_size, arch, keys, is_asked) -> Config | None:
+    """The smallest tile that holds all keys, or None if they have to be streamed."""
+    configs = _configs(kernel, mode, head_size, arch, is_asked)
     return next((config for config in configs if config.tiles["BS"] >= keys), None)
 
 

@@ -163,9 +163,7 @@ def ptx_of_a_call(module: str, **example) -> dict[str, str]:
             one.kernel.warmup(
                 **one.arguments,
                 **one.config.tiles,
-                num_warps=one.config.warps,
-                num_stages=one.config.stages,
-                enable_fp_fusion=True,
+                **one.config.options,
                 grid=(one.grid,),
             ).asm["ptx"]
         )

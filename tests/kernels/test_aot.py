@@ -55,6 +55,13 @@ def test_the_new_architectures_compile_and_are_judged():
     assert [row[:3] for row in rows[1:]] == [["sm_89", "1", "0"], ["sm_120", "1", "0"]]
 
 
+def test_an_entry_may_lift_the_compilers_own_limit_of_registers():
+    entry = ("attention", "stream_keys", "fp16", 16)
+    [nvidia], [amd] = (configs.lookup(*entry, arch) for arch in ("sm_80", "gfx942"))
+    assert nvidia.options["maxnreg"] == nvidia.registers == 255
+    assert amd == nvidia._replace(registers=None) and "maxnreg" not in amd.options
+
+
 def test_every_architecture_has_launches_of_every_op():
     for op in aot.ops():
         for arch in configs.ARCHITECTURES:

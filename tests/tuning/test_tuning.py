@@ -115,7 +115,7 @@ def test_the_check_runs_each_kernel_and_its_launch_can_be_timed(interpreter, key
 def test_flow(interpreter, tmp_path):
     """From 4 warps the search goes to 2, where its clock is fastest, and writes the table."""
     said, entries, text, launches = interpreter.call("tune_here", "flow", [SCAN], str(tmp_path))
-    [(tiles, warps, stages)] = entries[SCAN]
+    [(tiles, warps, stages, _)] = entries[SCAN]
     assert (warps, stages) == (2, 1) and tiles == {"CH": 8, "BE": 128, "NR": 1}
     assert set(launches) == {"selective_scan_forward"}
     assert said[0].startswith("1/1 selective_scan forward fp32 4 (L5), about ")
@@ -123,7 +123,7 @@ def test_flow(interpreter, tmp_path):
     document = json.loads(text)
     assert document["device"] == "NVIDIA Test 1" and document["architecture"] == "sm_80"
     [entry] = document["entries"]
-    assert entry["configs"] == [{"tiles": tiles, "warps": 2, "stages": 1}]
+    assert entry["configs"] == [{"tiles": tiles, "warps": 2, "stages": 1, "registers": None}]
 
 
 @pytest.mark.parametrize("fault,words", [("wrong", "wrong at L5"), ("refused", "out of resource")])
