@@ -101,9 +101,7 @@ def attention_blocks_backward_kernel(
             b_q = load_rows(p_q, m_q, D, BD)
             p_lse = dense_rows(lse, i_head, first_t, o_m, T, 1)
             b_lse = tl.load(p_lse, mask=m_q, other=0.0)
-            m_visible = m_q[None, :] & visible_keys(
-                i_head, o_t[None, :], i_head, o_s[:, None], T, S, CAUSAL, 1
-            )
+            m_visible = m_q[None, :] & visible_keys(o_t[None, :], o_s[:, None], T, S, CAUSAL)
             b_w, b_log2w = weights_by_key(b_q, b_k, b_lse, scale, m_visible, PRECISION)
             if HAS_GRAD_WEIGHTS:
                 p_offset = dense_rows(offset, i_head, first_t, o_m, T, 1)

@@ -250,9 +250,7 @@ def attention_stream_received_kernel(
         p_q = row_pointers(q, i_head, first_t, o_m, H, q_stride_b, q_stride_h, q_stride_t)
         b_q = load_rows(p_q, m_row, D, BD)
         b_lse = tl.load(dense_rows(lse, i_head, first_t, o_m, T, 1), mask=m_q, other=0.0)
-        m_visible = m_row[None, :] & visible_keys(
-            i_head, o_t[None, :], i_head, o_s[:, None], T, S, CAUSAL, 1
-        )
+        m_visible = m_row[None, :] & visible_keys(o_t[None, :], o_s[:, None], T, S, CAUSAL)
         b_w = weights_by_key(b_q, b_k, b_lse, scale, m_visible, PRECISION)[0]
         b_received += tl.sum(b_w, axis=1)
     tl.store(received + o_head * S + o_s, b_received, mask=m_k & m_head)

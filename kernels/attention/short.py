@@ -44,6 +44,17 @@ from .tiles import (
 
 
 @triton.jit
+def visible_in_pack(o_slot_q, o_t, o_slot_k, o_s, T, S, CAUSAL: tl.constexpr, PACK: tl.constexpr):
+    """visible_keys of PACK heads, each of which sees its own."""
+    # The comparison with S is needed where queries are padded alone; with it always, ptxas finds
+    # registers for tiles of 256 keys.
+    m_visible = visible_keys(o_t, o_s, T, S, CAUSAL) & (o_s < S)
+    if PACK > 1:
+        m_visible = m_visible & (o_slot_q == o_slot_k)
+    return m_visible
+
+
+@triton.jit
 def attention_short_forward_kernel(
     q,
     k,
@@ -103,10 +114,11 @@ def attention_short_forward_kernel(
     b_q = load_rows(p_q, m_q, D, BD)
     b_k = load_rows(p_k, m_k, D, BD)
     b_v = load_rows(p_v, m_k, D, BD)
-    m_visible = visible_keys(
+    m_visible = visible_in_pack(
         o_slot_q[:, None], first + o_t[:, None], o_slot_k[None, :], o_s[None, :], T, S, CAUSAL, PACK
     )
-    b_t = scores_base2(b_q, b_k, scale, m_visible, PRECISION)
+    b_t = scores_base2(b_q, b_k, scale, PRECISION)
+    b_t = tl.where(m_visible, b_t, float("-inf"))
 
     o_row, m_row = chosen_rows(
         head_places,
@@ -246,7 +258,7 @@ def attention_short_backward_kernel(
         b_q = load_rows(p_q, m_q, D, BD)
         p_lse = dense_rows(lse, i_head, first, o_t, T, 1, o_slot_q, PACK)
         b_lse = tl.load(p_lse, mask=m_q, other=0.0)
-        m_visible = m_q[None, :] & visible_keys(
+        m_visible = m_q[None, :] & visible_in_pack(
             o_slot_q[None, :],
             first + o_t[None, :],
             o_slot_k[:, None],

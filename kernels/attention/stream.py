@@ -101,45 +101,53 @@ def attention_stream_forward_kernel(
     b_top = tl.full((BT, ROOM), float("-inf"), dtype=ACC)
     b_where = tl.full((BT, ROOM), NOWHERE, dtype=tl.int32)
 
-    end = S
+    end, seen = S, S
     if CAUSAL:
         end = tl.minimum(S, S - T + (i_t + 1) * BT)
+        seen = tl.minimum(S, S - T + first_t + 1)
     o_n = tl.arange(0, BS)
-    for first_s in range(0, end, BS):
-        o_s = first_s + o_n
-        m_k = o_s < S
-        b_k = load_rows(
-            row_pointers(k, i_head, first_s, o_n, H, k_stride_b, k_stride_h, k_stride_s),
-            m_k,
-            D,
-            BD,
-        )
-        b_v = load_rows(
-            row_pointers(v, i_head, first_s, o_n, H, v_stride_b, v_stride_h, v_stride_s),
-            m_k,
-            D,
-            BD,
-        )
-        m_visible = visible_keys(i_head, o_t[:, None], i_head, o_s[None, :], T, S, CAUSAL, 1)
-        b_t = scores_base2(b_q, b_k, scale, m_visible, PRECISION)
-        b_largest = tl.max(b_t, axis=1)
-        if STORE_PEAK:
-            b_position = later_peak(b_position, b_t, b_largest, b_peak, o_s[None, :])
-        if TOP_K > 0:
-            b_top, b_where = later_top_k(b_top, b_where, b_t, b_largest, o_s[None, :], TOP_K)
-        b_later = tl.maximum(b_peak, b_largest)
-        b_t = b_t - b_later[:, None]
-        b_p = tl.exp2(b_t)
-        b_shift = b_peak - b_later
-        b_shrink = tl.exp2(b_shift)
-        if STORE_ENTROPY:
-            b_moment += b_sum * tl.maximum(b_shift, NO_WEIGHT)
-            b_new = tl.sum(b_p * tl.maximum(b_t, NO_WEIGHT), axis=1)
-            b_moment = b_moment * b_shrink + b_new
-        b_sum = b_sum * b_shrink + tl.sum(b_p, axis=1)
-        b_out = b_out * b_shrink[:, None]
-        b_out += tl.dot(b_p.to(b_v.dtype), b_v, input_precision=PRECISION)
-        b_peak = b_later
+    # First the blocks of which every query sees all, without a mask. Exact float32, which has no
+    # tensor cores, lacks the registers for two loops.
+    ONE_LOOP: tl.constexpr = PRECISION == "ieee" and q.dtype.element_ty == tl.float32
+    seen = 0 if ONE_LOOP else seen // BS * BS
+    for part in tl.static_range(1 if ONE_LOOP else 0, 2):
+        for first_s in range(seen if part else 0, end if part else seen, BS):
+            o_s = first_s + o_n
+            m_k = o_s < (S if part else seen)
+            b_k = load_rows(
+                row_pointers(k, i_head, first_s, o_n, H, k_stride_b, k_stride_h, k_stride_s),
+                m_k,
+                D,
+                BD,
+            )
+            b_v = load_rows(
+                row_pointers(v, i_head, first_s, o_n, H, v_stride_b, v_stride_h, v_stride_s),
+                m_k,
+                D,
+                BD,
+            )
+            b_t = scores_base2(b_q, b_k, scale, PRECISION)
+            if part:
+                m_visible = visible_keys(o_t[:, None], o_s[None, :], T, S, CAUSAL)
+                b_t = tl.where(m_visible, b_t, float("-inf"))
+            b_largest = tl.max(b_t, axis=1)
+            if STORE_PEAK:
+                b_position = later_peak(b_position, b_t, b_largest, b_peak, o_s[None, :])
+            if TOP_K > 0:
+                b_top, b_where = later_top_k(b_top, b_where, b_t, b_largest, o_s[None, :], TOP_K)
+            b_later = tl.maximum(b_peak, b_largest)
+            b_t = b_t - b_later[:, None]
+            b_p = tl.exp2(b_t)
+            b_shift = b_peak - b_later
+            b_shrink = tl.exp2(b_shift)
+            if STORE_ENTROPY:
+                b_moment += b_sum * tl.maximum(b_shift, NO_WEIGHT)
+                b_new = tl.sum(b_p * tl.maximum(b_t, NO_WEIGHT), axis=1)
+                b_moment = b_moment * b_shrink + b_new
+            b_sum = b_sum * b_shrink + tl.sum(b_p, axis=1)
+            b_out = b_out * b_shrink[:, None]
+            b_out += tl.dot(b_p.to(b_v.dtype), b_v, input_precision=PRECISION)
+            b_peak = b_later
 
     o_row, m_row = chosen_rows(
         head_places, query_places, i_head, first_t, o_m, m_q, H, T, HC, TC, CHOSEN
@@ -217,6 +225,6 @@ def attention_stream_weights_kernel(
         b_k = load_rows(p_k, o_s < S, D, BD)
         p_lse = dense_rows(lse, i_head, first_t, o_m, T, 1)
         b_lse = tl.load(p_lse, mask=m_q, other=0.0)
-        m_visible = visible_keys(i_head, o_t[:, None], i_head, o_s[None, :], T, S, CAUSAL, 1)
+        m_visible = visible_keys(o_t[:, None], o_s[None, :], T, S, CAUSAL)
         b_w = weights_from_lse(b_q, b_k, b_lse, scale, m_visible, PRECISION)[0].to(b_w.dtype)
     tl.store(p_w, b_w, mask=m_w)

@@ -206,9 +206,7 @@ def attention_stream_offset_kernel(
                 D,
                 BD,
             )
-            m_visible = m_row[:, None] & visible_keys(
-                i_head, o_t[:, None], i_head, o_s[None, :], T, S, CAUSAL, 1
-            )
+            m_visible = m_row[:, None] & visible_keys(o_t[:, None], o_s[None, :], T, S, CAUSAL)
             b_w = weights_from_lse(b_q, b_k, b_lse, scale, m_visible, PRECISION)[0]
             if HAS_GRAD_WEIGHTS:
                 # Read within bounds only: the causal staircase in a load's mask would make it
@@ -313,9 +311,7 @@ def attention_stream_keys_kernel(
         p_lse = dense_rows(lse, i_head, first_t, o_m, T, 1)
         b_lse = tl.load(p_lse, mask=m_q, other=0.0)
         b_offset = tl.load(dense_rows(offset, i_head, first_t, o_m, T, 1), mask=m_q, other=0.0)
-        m_visible = m_q[None, :] & visible_keys(
-            i_head, o_t[None, :], i_head, o_s[:, None], T, S, CAUSAL, 1
-        )
+        m_visible = m_q[None, :] & visible_keys(o_t[None, :], o_s[:, None], T, S, CAUSAL)
         b_w, b_log2w = weights_by_key(b_q, b_k, b_lse, scale, m_visible, PRECISION)
         o_row, m_row = chosen_rows(
             head_places, query_places, i_head, first_t, o_m, m_q, H, T, HC, TC, CHOSEN
@@ -461,77 +457,85 @@ def attention_stream_queries_kernel(
     ACC: tl.constexpr = tl.float64 if q.dtype.element_ty == tl.float64 else tl.float32
     b_gq = tl.zeros((BT, BD), dtype=ACC)
 
-    end = S
+    end, seen = S, S
     if CAUSAL:
         end = tl.minimum(S, S - T + (i_t + 1) * BT)
+        seen = tl.minimum(S, S - T + first_t + 1)
     o_n = tl.arange(0, BS)
-    for first_s in range(0, end, BS):
-        o_s = first_s + o_n
-        m_k = o_s < S
-        b_k = load_rows(
-            row_pointers(k, i_head, first_s, o_n, H, k_stride_b, k_stride_h, k_stride_s),
-            m_k,
-            D,
-            BD,
-        )
-        b_v = load_rows(
-            row_pointers(v, i_head, first_s, o_n, H, v_stride_b, v_stride_h, v_stride_s),
-            m_k,
-            D,
-            BD,
-        )
-        m_visible = m_q[:, None] & visible_keys(
-            i_head, o_t[:, None], i_head, o_s[None, :], T, S, CAUSAL, 1
-        )
-        b_w, b_log2w = weights_from_lse(b_q, b_k, b_lse, scale, m_visible, PRECISION)
-        b_g = tl.zeros_like(b_w) + b_offset[:, None]
-        if HAS_GRAD_OUT:
-            b_g += tl.dot(b_go, tl.trans(b_v), input_precision=PRECISION)
-        if HAS_GRAD_WEIGHTS:
-            p_gw = gradient_rows(
-                grad_weights,
-                o_row,
-                i_head,
-                first_t,
-                o_m,
-                H,
-                S,
-                gw_stride_b,
-                gw_stride_h,
-                gw_stride_t,
-                CHOSEN,
+    # First the blocks of which every query sees all, without a mask. Exact float32, which has no
+    # tensor cores, lacks the registers for two loops.
+    ONE_LOOP: tl.constexpr = PRECISION == "ieee" and q.dtype.element_ty == tl.float32
+    seen = 0 if ONE_LOOP else seen // BS * BS
+    for part in tl.static_range(1 if ONE_LOOP else 0, 2):
+        for first_s in range(seen if part else 0, end if part else seen, BS):
+            o_s = first_s + o_n
+            m_k = o_s < (S if part else seen)
+            b_k = load_rows(
+                row_pointers(k, i_head, first_s, o_n, H, k_stride_b, k_stride_h, k_stride_s),
+                m_k,
+                D,
+                BD,
             )
-            p_gw = p_gw[:, None] + o_s[None, :]
-            b_gw = tl.load(p_gw, mask=m_row[:, None] & m_k[None, :], other=0.0)
-            b_g += tl.where(m_visible, b_gw, 0.0).to(ACC)
-        if HAS_GRAD_ENTROPY:
-            b_g -= b_gh[:, None] * b_log2w
-        b_gr = 0.0
-        if HAS_GRAD_RECEIVED:
-            b_gr = tl.load(grad_received + o_head * S + o_s, mask=m_k & m_head, other=0.0)[None, :]
-        b_g = add_captured_gradients(
-            b_g,
-            b_gr,
-            grad_top_k,
-            top_positions,
-            o_s[None, :],
-            o_row,
-            m_row,
-            m_visible,
-            HAS_GRAD_RECEIVED,
-            TOP_K,
-            False,
-        )
-        b_gs = add_max_logit_gradient(
-            b_w * b_g,
-            grad_max_logit,
-            argmax,
-            o_s[None, :],
-            o_row,
-            m_row,
-            m_visible,
-            HAS_GRAD_MAX_LOGIT,
-            False,
-        )
-        b_gq += tl.dot(b_gs.to(b_k.dtype), b_k, input_precision=PRECISION)
+            b_v = load_rows(
+                row_pointers(v, i_head, first_s, o_n, H, v_stride_b, v_stride_h, v_stride_s),
+                m_k,
+                D,
+                BD,
+            )
+            m_visible = tl.full((1, BS), True, dtype=tl.int1)
+            if part:
+                m_visible = visible_keys(o_t[:, None], o_s[None, :], T, S, CAUSAL)
+            b_w, b_log2w = weights_from_lse(b_q, b_k, b_lse, scale, m_visible, PRECISION)
+            b_g = tl.zeros_like(b_w) + b_offset[:, None]
+            if HAS_GRAD_OUT:
+                b_g += tl.dot(b_go, tl.trans(b_v), input_precision=PRECISION)
+            if HAS_GRAD_WEIGHTS:
+                p_gw = gradient_rows(
+                    grad_weights,
+                    o_row,
+                    i_head,
+                    first_t,
+                    o_m,
+                    H,
+                    S,
+                    gw_stride_b,
+                    gw_stride_h,
+                    gw_stride_t,
+                    CHOSEN,
+                )
+                p_gw = p_gw[:, None] + o_s[None, :]
+                b_gw = tl.load(p_gw, mask=m_row[:, None] & m_k[None, :], other=0.0)
+                b_g += tl.where(m_visible, b_gw, 0.0).to(ACC)
+            if HAS_GRAD_ENTROPY:
+                b_g -= b_gh[:, None] * b_log2w
+            b_gr = 0.0
+            if HAS_GRAD_RECEIVED:
+                b_gr = tl.load(grad_received + o_head * S + o_s, mask=m_k & m_head, other=0.0)[
+                    None, :
+                ]
+            b_g = add_captured_gradients(
+                b_g,
+                b_gr,
+                grad_top_k,
+                top_positions,
+                o_s[None, :],
+                o_row,
+                m_row,
+                m_visible,
+                HAS_GRAD_RECEIVED,
+                TOP_K,
+                False,
+            )
+            b_gs = add_max_logit_gradient(
+                b_w * b_g,
+                grad_max_logit,
+                argmax,
+                o_s[None, :],
+                o_row,
+                m_row,
+                m_visible,
+                HAS_GRAD_MAX_LOGIT,
+                False,
+            )
+            b_gq += tl.dot(b_gs.to(b_k.dtype), b_k, input_precision=PRECISION)
     store_rows(merged_rows(grad_q, i_head, first_t, o_m, T, H, D), b_gq * scale, m_q, D, BD)

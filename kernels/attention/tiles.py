@@ -95,23 +95,19 @@ def store_rows(p_rows, b_rows, m_rows, D: tl.constexpr, BD: tl.constexpr):
 
 
 @triton.jit
-def visible_keys(o_slot_q, o_t, o_slot_k, o_s, T, S, CAUSAL: tl.constexpr, PACK: tl.constexpr):
+def visible_keys(o_t, o_s, T, S, CAUSAL: tl.constexpr):
     """Which keys a query sees; places come as rows and columns of the tile. Queries beyond T see
-    keys too, so that each has a finite maximum."""
-    m_visible = o_s < S
+    keys too, so that each has a finite maximum, and there even some that do not exist."""
     if CAUSAL:
-        m_visible = m_visible & (o_s <= o_t + (S - T))
-    if PACK > 1:
-        m_visible = m_visible & (o_slot_q == o_slot_k)
-    return m_visible
+        return o_s <= o_t + (S - T)
+    else:
+        return o_s < S
 
 
 @triton.jit
-def scores_base2(b_q, b_k, scale, m_visible, PRECISION: tl.constexpr):
-    """[queries, keys] in base 2, -inf where hidden."""
-    b_t = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
-    b_t = b_t * (scale * LOG2E)
-    return tl.where(m_visible, b_t, float("-inf"))
+def scores_base2(b_q, b_k, scale, PRECISION: tl.constexpr):
+    """[queries, keys] in base 2."""
+    return tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION) * (scale * LOG2E)
 
 
 @triton.jit
