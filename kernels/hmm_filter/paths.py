@@ -11,9 +11,10 @@ them
     chunks:  T / N steps of S rows for each piece, N * SCAN cycles, T / N steps of a row for each
              piece, and the LAUNCHES of two more kernels.
 The estimate depends on nothing but sizes and the number of multiprocessors, so that equal calls on
-equal devices have equal results. `issue` was counted in the loop's PTX for sm_80. CHAIN adds up the
-latencies of its dependent instructions (23 cycles for a shuffle, 4 for a multiply-add); SCAN and
-LAUNCHES are estimates. None has been measured on a GPU.
+equal devices have equal results. `issue` was counted in the loop's PTX for sm_80, and so were CHAIN
+and SCAN, for 5 states in float32: the executor adds up the latencies of what one warp waits for
+(`warp_cycles` in kernels/counted_work.json). LAUNCHES is an estimate. None has been measured on a
+GPU.
 """
 
 import functools
@@ -29,8 +30,8 @@ PATHS = ("rows", "dot", "chunks")
 MAX_STATES = HMM_FILTER.backends["triton"].limits["num_states"]
 FEW_STATES = 16
 DOT_SEQUENCES = 2048  # fewer do not fill a GPU 16 at a time
-CHAIN = 70  # cycles from one step to the next
-SCAN = 600  # from one piece to the next: a logarithm, an exponential and a division in float64
+CHAIN = 158  # cycles from one step to the next
+SCAN = 960  # from one piece to the next: a logarithm, an exponential and a division in float64
 LAUNCHES = 6000  # cycles that two more kernels take to start
 SCHEDULERS = 4  # of a multiprocessor
 PROCESSORS = 108  # where there is no GPU to ask: those of an A100

@@ -199,12 +199,12 @@ def test_pieces_are_chosen_where_they_are_done_first():
     # A small batch waits for chains: two launches and a scan have to be worth it.
     assert cycles(64, 50, 5, 1, 108) == 50 * CHAIN
     assert cycles(16, 512, 5, 8, 108) == 2 * 64 * CHAIN + 8 * SCAN + LAUNCHES
-    assert [best_pieces(64, T, 5, 108) for T in (1, 2, 50, 128, 512)] == [1, 1, 1, 1, 8]
+    assert [best_pieces(64, T, 5, 108) for T in (1, 2, 50, 128, 512)] == [1, 1, 1, 8, 16]
     # What pieces add to a full GPU, it has to do: on a smaller one sooner.
-    assert [best_pieces(B, 512, 5, 108) for B in (1, 64, 256, 4096)] == [8, 8, 1, 1]
-    assert [best_pieces(64, 512, 5, processors) for processors in (1, 16, 108)] == [1, 1, 8]
+    assert [best_pieces(B, 512, 5, 108) for B in (1, 64, 256, 4096)] == [16, 16, 8, 1]
+    assert [best_pieces(64, 512, 5, processors) for processors in (1, 16, 108)] == [1, 8, 16]
     # More states make more rows of a piece.
-    assert [best_pieces(64, 2048, S, 108) for S in (2, 8, 16)] == [16, 16, 1]
+    assert [best_pieces(64, 2048, S, 108) for S in (2, 8, 16)] == [32, 16, 16]
     for T in (2048, 100_000):
         chosen = best_pieces(1, T, 5, 108)
         costs = {n: cycles(1, T, 5, n, 108) for n in (1, chosen // 2, chosen, 2 * chosen)}
@@ -251,6 +251,20 @@ def test_unlikely_is_not_impossible(call, mode, small, case):
     assert got[2][0].isfinite() and got[2][1].isneginf()
     for b in range(2):
         assert_exact(case, got, y, parameters, b)
+
+
+@cases(RARE[0])
+def test_unlikely_sequences_have_no_more_steps_than_observations(call, case):
+    y, *parameters = sharp_coins(case.S, 2.0**-14)
+    y = torch.stack((y, y))
+    got, expected = (
+        call("hmm_filter_forward", y, *parameters, torch.tensor(lengths), path=case.path)
+        for lengths in ([99, -3], [case.T, 0])
+    )
+    assert_exact(case, got, y, parameters, 0)
+    assert all(
+        torch.equal(found[1], wanted[1]) for found, wanted in zip(got, expected, strict=True)
+    )
 
 
 @pytest.mark.parametrize("incoming", ["log_likelihood", "all"])
