@@ -120,8 +120,12 @@ def predict(work: Work, gpu: Gpu) -> Prediction:
 
 @cache
 def counted() -> tuple[Work, ...]:
-    document = json.loads(COUNTED.read_text())
-    return tuple(Work(**entry) for entry in document["work"])
+    return tuple(Work(**entry) for entry in json.loads(COUNTED.read_text())["work"])
+
+
+def counted_with() -> dict[str, str]:
+    """The versions of the compilers."""
+    return json.loads(COUNTED.read_text())["versions"]
 
 
 COLUMNS = (

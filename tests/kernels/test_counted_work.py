@@ -21,9 +21,14 @@ def test_work_has_not_grown(case, tmp_path):
         before = recorded[roofline.Work(**entry).label]
         change = counted_work.growth(before, entry)
         assert not change, (
-            f"{entry['kernel']} at {case.shape}: {change} times the work that is recorded; if that "
-            "is meant, run `python -P tests/helpers/counted_work.py --write`"
+            f"{entry['kernel']} at {case.shape}: {change} times the work that is recorded, which "
+            f"{roofline.counted_with()} compiled, and this {counted_work.versions()}; if that is "
+            "meant, run `python -P tests/helpers/counted_work.py --write`"
         )
+
+
+def test_the_compilers_are_recorded():
+    assert roofline.counted_with().keys() == counted_work.versions().keys()
 
 
 def test_growth_is_seen():
