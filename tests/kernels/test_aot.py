@@ -22,6 +22,20 @@ def test_a_kernel_is_shipped_only_without_a_fault(change, why):
     assert aot.fault(GOOD | change) == why
 
 
+def test_a_spill_that_is_known_must_not_grow():
+    name, stack = next(iter(aot.KNOWN_SPILLS.items()))
+    known = GOOD | {"name": name, "stack": stack, "spills": 9}
+    assert aot.fault(known) is None
+    assert aot.fault(known | {"stack": stack + 8}) == f"{stack + 8} bytes of stack, 9 spills"
+    assert aot.fault(known | {"shared": 100 << 10}).endswith("of shared memory of 101376")
+
+
+def test_known_spills_are_of_forms_that_exist():
+    """And of such as ask for more than weights and entropy."""
+    forms = aot.specialisations("attention", "sm_80")
+    assert all(name in forms and name.endswith(".asked") for name in aot.KNOWN_SPILLS)
+
+
 def test_the_summary_has_the_worst_of_each_architecture_and_names_every_fault():
     records = [
         GOOD | {"registers": 40},
@@ -45,14 +59,21 @@ def test_a_kernel_that_does_not_compile_is_a_record_and_not_the_end():
     assert record == {"name": "nonsense", "arch": "sm_80", "failure": "KeyError: 'nonsense'"}
 
 
-def test_the_new_architectures_compile_and_are_judged():
+NVIDIA = [arch for arch in configs.ARCHITECTURES if arch.startswith("sm_")]  # gfx942 spills
+
+
+@pytest.mark.parametrize("arch", NVIDIA)
+def test_a_sample_of_all_forms_is_without_a_fault(arch):
+    """A few of each architecture, other ones each; `make check-kernels` compiles all."""
+    names = sorted(name for op in aot.ops() for name in aot.specialisations(op, arch))
+    sample = names[23 * NVIDIA.index(arch) :: 199]
     done = run_python(
-        *("-m", "bwt.kernels.aot", "--summary", "--jobs", "1", "--op", "hmm_filter"),
-        *("--arch", "89", "120", "--match", "hmm_filter_starts.chunks.fp32.S2.V4.shared"),
+        *("-m", "bwt.kernels.aot", "--summary", "--jobs", "1"),
+        *("--arch", arch.removeprefix("sm_"), "--match", *sample),
     )
-    assert done.returncode == 0, done.stderr
-    rows = [line.split() for line in done.stdout.splitlines()]
-    assert [row[:3] for row in rows[1:]] == [["sm_89", "1", "0"], ["sm_120", "1", "0"]]
+    assert done.returncode == 0, done.stdout + done.stderr
+    row = done.stdout.splitlines()[1].split()
+    assert row[:3] == [arch, str(len(sample)), "0"]
 
 
 def test_an_entry_may_lift_the_compilers_own_limit_of_registers():
