@@ -232,7 +232,7 @@ TABLE: Table = {
         C(4, 1, BT=32, BS=32, PACK=1),
     ),
     ("attention", "short_backward", "fp32", 32, "any"): (
-        C(2, 1, BT=16, BS=16, PACK=1),
+        C(2, 1, 255, BT=16, BS=16, PACK=1),
         C(8, 1, BT=32, BS=32, PACK=1),
     ),
     ("attention", "short_backward", "fp32", 32, "sm_75"): (),
