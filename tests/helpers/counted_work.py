@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 
+import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from ptx import Stats  # noqa: E402
 
@@ -28,7 +29,7 @@ class Case(NamedTuple):
     op: str
     shape: str
     mode: str
-    example: dict  # arguments of example_launches
+    example: dict  # arguments of example_launches, or sizes of what nvcc compiles
     executed: dict  # sizes of the part that is executed
     quick: bool = False  # counted again by every test run
 
@@ -57,6 +58,14 @@ def selective_scan(mode: str) -> Case:
     )
 
 
+def bijection_posterior(symbols: int, noisy: bool) -> Case:
+    """One sequence stands for all: which symbols it has decides next to nothing."""
+    example = {"batch": 64, "symbols": symbols, "noisy": noisy}
+    shape = f"B=64 V={symbols} K={symbols - 1}"
+    mode = "fp64" if noisy else "fp32"
+    return Case("bijection_posterior", shape, mode, example, {}, quick=not noisy)
+
+
 # The paper's bijection (T = 37) and HMM (T = 93), and long sequences.
 CASES = (
     attention("B=64 H=6 T=37 D=32", "fp32", 37),
@@ -70,11 +79,16 @@ CASES = (
     hmm_filter(64, 512, executed=64),  # into how many pieces depends on the batch
     selective_scan("fp32"),
     selective_scan("bf16"),
+    bijection_posterior(20, noisy=False),
+    # V = 20 takes an hour to execute; kernels/README.md has its counts.
+    *(bijection_posterior(symbols, noisy=True) for symbols in (10, 16)),
 )
 
 
 def count(case: Case, folder: str) -> list[dict]:
     """An entry for each launch of a call, as kernels/roofline.py reads it."""
+    if case.op == "bijection_posterior":
+        return [_count_compiled_by_nvcc(case, folder)]
     import triton_aot
     from bwt.kernels import aot
 
@@ -89,10 +103,43 @@ def count(case: Case, folder: str) -> list[dict]:
     for name, launch in few.items():
         record = aot.build(name, launch, ARCH, folder)
         stats = triton_aot.execute(record, with_memory(launch, "cpu"), timed=True)
-        entries.append(
-            _entry(case, name, whole[name], whole[name].grid / launch.grid, record, stats)
-        )
+        grid, tensors = whole[name].grid, whole[name].arguments.values()
+        tensors = [x for x in tensors if isinstance(x, torch.Tensor)]
+        ideal = sum(min(x.nbytes, x.untyped_storage().nbytes()) for x in tensors)
+        entries.append(_entry(case, name, grid, ideal, grid / launch.grid, record, stats))
     return entries
+
+
+def _count_compiled_by_nvcc(case: Case, folder: str) -> dict:
+    """With the blocks and the shared memory that csrc/cuda/bijection_posterior gives an A100."""
+    import bijection_cuda
+    import nvcc
+    from bijections import draw_channel
+
+    batch, symbols, noisy = (case.example[name] for name in ("batch", "symbols", "noisy"))
+    rng = np.random.default_rng(11)
+    keys = rng.permutation(symbols)[None, :-1]
+    values = rng.integers(symbols, size=keys.shape)
+    if noisy:
+        warps, in_shared = 4 if symbols <= 10 else 8, symbols <= 16
+        options = {"in_shared": in_shared, "blocks": 1, "threads": 32 * warps, "timed": True}
+        channel = draw_channel(rng, symbols).numpy()
+        outputs, _, stats = bijection_cuda.run_noisy(keys, values, channel, **options)
+        kernel, each, ideal = "noisy_kernelIddE", 1, channel.nbytes
+        shared = bijection_cuda.shared_bytes(symbols, warps, in_shared)
+    else:
+        warps = each = 4  # sequences of a block
+        keys, values = (np.repeat(x, each, axis=0) for x in (keys, values))
+        outputs, _, stats = bijection_cuda.run_noiseless(
+            keys, values, symbols, warps=warps, blocks=1, timed=True
+        )
+        kernel, ideal, shared = "noiseless_kernelIfE", 0, 8 * symbols * warps
+    used = nvcc.usage(bijection_cuda.SOURCE, ARCH, Path(folder, "kernels.cubin"))
+    [record] = [record for name, record in used.items() if kernel in name]
+    ideal += (keys.nbytes + values.nbytes + sum(x.nbytes for x in outputs)) * batch // each
+    record |= {"num_warps": warps, "shared": shared}
+    times = batch // each
+    return _entry(case, kernel.partition("_")[0], times, ideal, times, record, stats)
 
 
 def _way(module, case: Case) -> dict:
@@ -103,18 +150,19 @@ def _way(module, case: Case) -> dict:
     return {"path": module.plan(*sizes, own_transition=True).path}
 
 
-def _entry(case: Case, name: str, launch, times: float, record: dict, stats: Stats) -> dict:
-    tensors = [x for x in launch.arguments.values() if isinstance(x, torch.Tensor)]
+def _entry(
+    case: Case, name: str, grid: int, ideal: int, times: float, record: dict, stats: Stats
+) -> dict:
     return {
         "op": case.op,
         "kernel": name,
         "shape": case.shape,
         "mode": case.mode,
-        "grid": launch.grid,
+        "grid": grid,
         "warps": record["num_warps"],
         "registers": record["registers"],
         "shared": record["shared"],
-        "ideal_bytes": sum(min(x.nbytes, x.untyped_storage().nbytes()) for x in tensors),
+        "ideal_bytes": ideal,
         "load_sectors": round(times * stats.load_sectors),
         "store_sectors": round(times * stats.store_sectors),
         "wavefronts": round(times * stats.shared_wavefronts),
@@ -145,6 +193,7 @@ def _place(entry: dict) -> int:
 
 
 def versions() -> dict[str, str]:
+    """Of the compilers, on whose code the counts depend."""
     return {"triton": metadata.version("triton")}
 
 

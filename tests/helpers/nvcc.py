@@ -32,7 +32,8 @@ def ptx(source: Path) -> str:
 
 
 def usage(source: Path, arch: str, cubin: Path) -> dict[str, dict[str, int]]:
-    """Per kernel: stack, spills and registers as ptxas reports them, and local-memory opcodes."""
+    """Per kernel: stack, spills and registers as ptxas reports them, instructions in all and those
+    of local memory."""
     report = _nvcc(source, f"-arch={arch}", "-cubin", "-Xptxas", "-v", "-o", str(cubin))
     sass = subprocess.run([CUOBJDUMP, "-sass", str(cubin)], capture_output=True, text=True)
     assert sass.returncode == 0, sass.stderr
@@ -49,5 +50,7 @@ def usage(source: Path, arch: str, cubin: Path) -> dict[str, dict[str, int]]:
         }
     for function in re.split(r"\n\s*Function : ", sass.stdout)[1:]:
         name = function.split()[0]
-        kernels[name]["local"] = len(re.findall(r"\b(?:STL|LDL)\b", function))
+        opcodes = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", function)
+        kernels[name]["local"] = sum(opcode[:3] in ("STL", "LDL") for opcode in opcodes)
+        kernels[name]["instructions"] = sum(opcode != "NOP" for opcode in opcodes)
     return kernels

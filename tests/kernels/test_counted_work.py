@@ -4,9 +4,15 @@ import counted_work
 import pytest
 from bwt.kernels import roofline
 from bwt.kernels.gpus import GPUS
+from nvcc import needs_nvcc
 
 # Quick to execute, and every kernel is in one of them.
-CASES = [case for case in counted_work.CASES if case.quick]
+NVCC = {"bijection_posterior": [needs_nvcc]}
+CASES = [
+    pytest.param(case, id=case.name, marks=NVCC.get(case.op, ()))
+    for case in counted_work.CASES
+    if case.quick
+]
 
 
 def test_every_case_was_counted():
@@ -14,7 +20,7 @@ def test_every_case_was_counted():
     assert recorded >= {(case.op, case.shape, case.mode) for case in counted_work.CASES}
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES)
 def test_work_has_not_grown(case, tmp_path):
     recorded = {work.label: work._asdict() for work in roofline.counted()}
     for entry in counted_work.count(case, str(tmp_path)):
