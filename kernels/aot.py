@@ -35,8 +35,8 @@ POINTERS = {
     "uint8": "*u8",
     "bool": "*i1",
 }
-# Forms that ask for all captures at once and have 255 registers: some lack a few more, which smaller
-# tiles would have at the cost of the forms that do not ask. Bytes of stack, at most.
+# Forms that ask for all captures at once and have 255 registers: some lack a few more, which
+# smaller tiles would have at the cost of the forms that do not ask. Bytes of stack, at most.
 KNOWN_SPILLS = {
     "attention_short_backward.tf32.D32.S32.asked": 8,
     "attention_short_backward.tf32.D32.S64.asked": 8,
