@@ -136,7 +136,7 @@ def test_what_is_wrong_or_does_not_compile_is_reported_and_not_timed(
     )
     assert launches == []
     assert any(words in line and "the present one" in line for line in said)
-    [(_, warps, _)] = entries[SCAN]
+    [(_, warps, _, _)] = entries[SCAN]
     assert warps == 4
 
 
@@ -147,7 +147,7 @@ def test_a_candidate_at_fault_is_skipped(interpreter, tmp_path):
         "tune_here", "flow", [key], str(tmp_path), best=4, fault="refused"
     )
     assert any("warps4" in line and "skipped: fails at L5" in line for line in said)
-    [(_, warps, _)] = entries[key]
+    [(_, warps, _, _)] = entries[key]
     assert warps == 8
 
 
