@@ -26,6 +26,7 @@ from .tiles import (
     NO_WEIGHT,
     dense_rows,
     divisor,
+    key_ranges,
     load_rows,
     merged_rows,
     not_negative,
@@ -101,15 +102,12 @@ def attention_stream_forward_kernel(
     b_top = tl.full((BT, ROOM), float("-inf"), dtype=ACC)
     b_where = tl.full((BT, ROOM), NOWHERE, dtype=tl.int32)
 
-    end, seen = S, S
-    if CAUSAL:
-        end = tl.minimum(S, S - T + (i_t + 1) * BT)
-        seen = tl.minimum(S, S - T + first_t + 1)
+    seen, end = key_ranges(first_t, T, S, CAUSAL, BT, BS)
     o_n = tl.arange(0, BS)
     # First the blocks of which every query sees all, without a mask. Exact float32, which has no
     # tensor cores, lacks the registers for two loops.
     ONE_LOOP: tl.constexpr = PRECISION == "ieee" and q.dtype.element_ty == tl.float32
-    seen = 0 if ONE_LOOP else seen // BS * BS
+    seen = 0 if ONE_LOOP else seen
     for part in tl.static_range(1 if ONE_LOOP else 0, 2):
         for first_s in range(seen if part else 0, end if part else seen, BS):
             o_s = first_s + o_n

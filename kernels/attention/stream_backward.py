@@ -17,6 +17,7 @@ from .captures import (
 )
 from .tiles import (
     dense_rows,
+    key_ranges,
     load_rows,
     merged_rows,
     row_pointers,
@@ -457,15 +458,12 @@ def attention_stream_queries_kernel(
     ACC: tl.constexpr = tl.float64 if q.dtype.element_ty == tl.float64 else tl.float32
     b_gq = tl.zeros((BT, BD), dtype=ACC)
 
-    end, seen = S, S
-    if CAUSAL:
-        end = tl.minimum(S, S - T + (i_t + 1) * BT)
-        seen = tl.minimum(S, S - T + first_t + 1)
+    seen, end = key_ranges(first_t, T, S, CAUSAL, BT, BS)
     o_n = tl.arange(0, BS)
     # First the blocks of which every query sees all, without a mask. Exact float32, which has no
     # tensor cores, lacks the registers for two loops.
     ONE_LOOP: tl.constexpr = PRECISION == "ieee" and q.dtype.element_ty == tl.float32
-    seen = 0 if ONE_LOOP else seen // BS * BS
+    seen = 0 if ONE_LOOP else seen
     for part in tl.static_range(1 if ONE_LOOP else 0, 2):
         for first_s in range(seen if part else 0, end if part else seen, BS):
             o_s = first_s + o_n

@@ -105,6 +105,17 @@ def visible_keys(o_t, o_s, T, S, CAUSAL: tl.constexpr):
 
 
 @triton.jit
+def key_ranges(first_t, T, S, CAUSAL: tl.constexpr, BT: tl.constexpr, BS: tl.constexpr):
+    """For a block of queries: up to which key every one of them sees whole blocks of keys, so that
+    these need no mask, and up to which key some query sees any."""
+    end, seen = S, S
+    if CAUSAL:
+        end = tl.minimum(S, S - T + first_t + BT)
+        seen = tl.minimum(S, S - T + first_t + 1)
+    return seen // BS * BS, end
+
+
+@triton.jit
 def scores_base2(b_q, b_k, scale, PRECISION: tl.constexpr):
     """[queries, keys] in base 2."""
     return tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION) * (scale * LOG2E)
