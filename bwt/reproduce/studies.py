@@ -256,6 +256,7 @@ def recall(steps: int) -> Study:
             "num_keys": size,
             "num_values": size,
             "steps": steps,
+            "until": "solved",
         }
         if mixed:
             fields["curriculum"] = "num_pairs=" + ",".join(map(str, [*mixed, pairs]))

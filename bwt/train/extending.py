@@ -38,7 +38,7 @@ def extended(run: RunDirectory, config: TrainConfig, steps: int) -> TrainConfig:
             f"{run.path} is at step {done:,} of {end:,} and can be extended when it is finished: "
             f"bwt train --resume {run.path}"
         )
-    if config.until == "plateau" and Plateau(done + steps).latest <= done:
+    if config.until != "steps" and Plateau(done + steps).latest <= done:
         raise RunError(
             f"{run.path} is trained until a plateau, after which the rate falls for a quarter of "
             f"the steps: extend its {done:,} by more than {done // 4:,}"
@@ -66,7 +66,7 @@ def in_words(before: TrainConfig, now: TrainConfig) -> str:
     """What becomes of the learning rate."""
     done = now.extended[-1]
     text = f"extended from step {done:,} to {now.steps:,}: the learning rate "
-    if now.until == "plateau":
+    if now.until != "steps":
         return text + "is held again until the next plateau"
     if now.decay == "none":
         return text + "stays as it is"

@@ -3,16 +3,22 @@
 The learning rate is held, because a schedule would need to know the end. The KL is measured at
 steps a factor of sqrt(2) apart; the plateau is reached when it is not a tenth lower than at half
 the steps, twice in a row. A model at a floor has not begun to learn and goes on: it may be about
-to. Then the rate falls to 0 over a quarter as many steps again, which is part of the budget.
+to; one that is still in its curriculum is not judged. Then the rate falls to 0 over a quarter as
+many steps again, which is part of the budget.
+
+Where the answer is a certainty, as in recall, the KL falls for ever. A run until it has solved its
+task also ends at a thousandth of the KL of a model that has learned nothing.
 """
 
 import math
 from dataclasses import dataclass, field
 
 from bwt.records.evaluation import Evaluation
-from bwt.records.floors import at_floor
+from bwt.records.floors import at_floor, untrained_floor
+from bwt.runs.config import TrainConfig
 
 IMPROVED = 0.9  # of the KL at half the steps
+SOLVED = 1e-3  # of the KL of a model that has learned nothing
 FALL = 0.25  # steps of the fall, by those before it
 FIRST = 10  # step that is evaluated
 
@@ -22,6 +28,16 @@ class Plateau:
     cap: int  # steps in all
     kl: dict[int, float] = field(default_factory=dict)  # by step, where it counts
     ending: int | None = None  # the step at which the fall begins
+    easier: int = 0  # steps of the curriculum
+    enough: float = 0.0  # of the KL of a model that has learned nothing
+    solved: bool = False  # when it was last seen
+
+    @classmethod
+    def of(cls, config: TrainConfig) -> "Plateau | None":
+        if config.until == "steps":
+            return None
+        enough = SOLVED if config.until == "solved" else 0.0
+        return cls(config.steps, easier=config.curriculum_steps, enough=enough)
 
     @property
     def latest(self) -> int:
@@ -44,13 +60,16 @@ class Plateau:
 
     def see(self, step: int, evaluation: Evaluation) -> None:
         kl = evaluation.model.overall["kl"].mean
-        if not at_floor(kl, {name: x.overall["kl"].mean for name, x in evaluation.floors.items()}):
+        floors = {name: x.overall["kl"].mean for name, x in evaluation.floors.items()}
+        self.solved = kl < self.enough * floors[untrained_floor(floors)]
+        if step > self.easier and not at_floor(kl, floors):
             self.kl[step] = kl
 
     def reached(self, step: int) -> bool:
         if self.ending is not None or step not in self.evaluations():
             return False
-        return step == self.latest or all(self._level(s) for s in self._last_two(step))
+        level = all(self._level(s) for s in self._last_two(step))
+        return self.solved or level or step == self.latest
 
     def _last_two(self, step: int) -> list[int]:
         return sorted(s for s in self.evaluations() if s <= step)[-2:]

@@ -59,7 +59,7 @@ class Trainer:
         config = self.config
         self.task = tasks.get(config.task, **config.task_options)
         self.easier = curriculum(config, self.task)
-        self.plateau = Plateau(config.steps) if config.until == "plateau" else None
+        self.plateau = Plateau.of(config)
         self.model = build_model(config, self.task).to(self.device)
         self.parameters = list(self.model.parameters())
         distributed.broadcast([p.detach() for p in self.parameters])

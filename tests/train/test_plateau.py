@@ -24,9 +24,9 @@ def evaluation(kl, floor=4.0):
     return Evaluation("bijection", {}, 2, 0, [], score(0.0), score(kl), floors, 0.0, None)
 
 
-def end_of(curve, cap=10_000):
+def end_of(curve, cap=10_000, **options):
     """The steps at which the rate begins to fall and at which the run ends."""
-    plateau = Plateau(cap)
+    plateau = Plateau.of(dataclasses.replace(SMALL, **{"until": "plateau", "steps": cap} | options))
     for step in sorted(plateau.evaluations()):
         plateau.see(step, evaluation(curve(step)))
         if plateau.reached(step):
@@ -52,6 +52,26 @@ def test_a_model_at_a_floor_is_given_all_its_time():
 
 def test_one_bad_evaluation_is_no_plateau():
     assert end_of(lambda step: 3 * step**-0.5 * (3 if step == 640 else 1)) == (8000, 10_000)
+
+
+def test_a_solved_task_is_not_trained_on():
+    def certain(step):
+        return 3 * (100 / step) ** 4
+
+    # 0.0072 bits at step 452, 0.0018 at 640; the floor is 4 bits.
+    assert end_of(certain, until="solved") == (640, 800)
+    assert end_of(certain) == (8000, 10_000)
+    level = 3 * 500**-0.5
+    assert end_of(lambda step: max(level, 3 * step**-0.5), until="solved") == end_of(
+        lambda step: max(level, 3 * step**-0.5)
+    )
+
+
+def test_a_plateau_is_not_sought_within_a_curriculum():
+    easy = {"curriculum": "num_pairs=1,2", "curriculum_steps": 4000}
+    assert end_of(lambda step: 1.0)[0] < 100
+    assert end_of(lambda step: 1.0, **easy)[0] == 8000  # of half the steps nothing is known before
+    assert end_of(lambda step: 1e-4, until="solved", **easy)[0] == 10
 
 
 def test_the_rate_is_held_and_then_falls():
