@@ -106,7 +106,7 @@ check-cuda: $(VENV)/.dependencies
 # Compiles every entry of kernels/configs.py with the Triton that is installed: registers, stack and
 # shared memory of each, and an exit code. As long as check-cuda; ARCHS="75 120" restricts it, too.
 check-kernels: $(VENV)/.dependencies
-	$(BIN)/python -P -m bwt.kernels.aot --summary $(if $(ARCHS),--arch $(ARCHS))
+	$(BIN)/python -P -m bwt.kernels.aot --summary $(if $(ARCHS),--arch $(ARCHS)) $(if $(HARDEST),--hardest)
 
 bench: build
 	$(call phase,installing what is compared with,$(VENV)/bench.log,\

@@ -2,10 +2,11 @@
 
     python -m bwt.kernels.aot --arch 80 90 100 gfx942 --op attention --match '*.D64.*' --out DIR
     python -m bwt.kernels.aot --summary       one line for each architecture, and a verdict
+    python -m bwt.kernels.aot --summary --hardest       of each entry the form that does most
 
 Every folder kernels/<op>/ takes part: its function `specialisations(arch)` yields (name, Launch) of
-every form that is to be compiled. TRITON_INTERPRET must be unset: an
-interpreting process cannot compile.
+every form that is to be compiled; of those whose names differ in the last part alone, a later one
+does more. TRITON_INTERPRET must be unset: an interpreting process cannot compile.
 """
 
 import argparse
@@ -93,8 +94,17 @@ def compile_launch(launch: Launch, arch: str):
     return triton.compile(source, target=GPUTarget(*target), options=launch.config.options)
 
 
-def build(name: str, launch: Launch, arch: str, out: str | None) -> dict:
-    """Compile, write the files, return what is known about them."""
+def hardest(forms: dict[str, Launch]) -> list[str]:
+    """Of each entry, with each limit of registers, the form that does most. The entries of fp16
+    serve bf16, too."""
+    last = {
+        (name.rpartition(".")[0], launch.config.registers): name for name, launch in forms.items()
+    }
+    return [name for name in last.values() if ".bf16." not in name]
+
+
+def build(name: str, launch: Launch, arch: str, out: str | None, brief: bool = False) -> dict:
+    """Compile, write the files, return what is known about them (brief: for a verdict)."""
     compiled = compile_launch(launch, arch)
     types, constants, _ = signature(launch)
     record = {
@@ -115,24 +125,27 @@ def build(name: str, launch: Launch, arch: str, out: str | None) -> dict:
         for form, content in zip(forms, (text.encode(), binary), strict=True):
             record[form] = str(folder / f"{name}.{form}")
             Path(record[form]).write_bytes(content)
-    resources = nvidia_resources(binary) if arch.startswith("sm_") else amd_resources(text)
-    return record | resources
+    if arch.startswith("sm_"):
+        return record | nvidia_resources(binary, brief)
+    return record | amd_resources(text)
 
 
-def build_by_name(op: str, name: str, arch: str, out: str | None) -> dict:
+def build_by_name(op: str, name: str, arch: str, out: str | None, brief: bool) -> dict:
     """For worker processes: launches themselves cannot be sent to them, nor all exceptions back."""
     try:
-        return build(name, specialisations(op, arch)[name], arch, out)
+        return build(name, specialisations(op, arch)[name], arch, out, brief)
     except Exception as error:  # of Triton, LLVM or ptxas: the other kernels are still of interest
         lines = str(error).strip().splitlines() or [""]
         return {"name": name, "arch": arch, "failure": f"{type(error).__name__}: {lines[-1]}"}
 
 
-def nvidia_resources(cubin: bytes) -> dict:
+def nvidia_resources(cubin: bytes, brief: bool = False) -> dict:
     """What ptxas made of it. LOCAL stays 0 in kernels that spill, so the stack and the opcodes of
-    local memory are looked at instead."""
+    local memory are looked at instead; briefly, without a stack nothing is disassembled."""
     usage = _cuobjdump("--dump-resource-usage", cubin)
     used = dict(re.findall(r"\b(REG|STACK|SHARED):(\d+)", usage))
+    if brief and used["STACK"] == "0":
+        return {"registers": int(used["REG"]), "stack": 0, "spills": 0}
     opcodes: dict[str, int] = {}
     for opcode in re.findall(
         r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", _cuobjdump("-sass", cubin)
@@ -248,6 +261,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--arch", nargs="+", choices=known, default=known)
     parser.add_argument("--op", nargs="+", choices=ops(), default=ops())
     parser.add_argument("--match", nargs="+", default=["*"], help="patterns of names to compile")
+    parser.add_argument("--hardest", action="store_true", help="only the form that does most")
     parser.add_argument("--out", help="directory for ptx, cubin and resources.json")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     form = parser.add_mutually_exclusive_group()
@@ -257,11 +271,12 @@ def main(arguments: list[str] | None = None) -> int:
     if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
         parser.error("TRITON_INTERPRET is set, and an interpreting process cannot compile")
 
+    chosen = hardest if options.hardest else list
     jobs = [
-        (op, name, arch, options.out)
+        (op, name, arch, options.out, options.summary)
         for arch in (f"sm_{a}" if a.isdigit() else a for a in options.arch)
         for op in options.op
-        for name in specialisations(op, arch)
+        for name in chosen(specialisations(op, arch))
         if any(fnmatch.fnmatch(name, pattern) for pattern in options.match)
     ]
     records = []

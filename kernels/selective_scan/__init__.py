@@ -254,7 +254,7 @@ def specialisations(arch: str):
     """(name, launch) of every form."""
     for mode in MODES.values():
         for states in SIZES:
-            for every, handed_on in ((SCAN_CHUNK, False), (SCAN_CHUNK, True), (0, False)):
+            for every, handed_on in ((0, False), (SCAN_CHUNK, False), (SCAN_CHUNK, True)):
                 sizes = {"batch": 64, "steps": 4096, "channels": 512, "states": states}
                 options = {"every": every, "handed_on": handed_on}
                 launches = example_launches(mode=mode, arch=arch, **sizes, **options)

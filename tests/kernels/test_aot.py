@@ -55,7 +55,7 @@ def test_the_summary_has_the_worst_of_each_architecture_and_names_every_fault():
 
 
 def test_a_kernel_that_does_not_compile_is_a_record_and_not_the_end():
-    record = aot.build_by_name("hmm_filter", "nonsense", "sm_80", None)
+    record = aot.build_by_name("hmm_filter", "nonsense", "sm_80", None, True)
     assert record == {"name": "nonsense", "arch": "sm_80", "failure": "KeyError: 'nonsense'"}
 
 
@@ -74,6 +74,29 @@ def test_a_sample_of_all_forms_is_without_a_fault(arch):
     assert done.returncode == 0, done.stdout + done.stderr
     row = done.stdout.splitlines()[1].split()
     assert row[:3] == [arch, str(len(sample)), "0"]
+
+
+@pytest.mark.parametrize("arch", ("sm_75", "sm_90", "gfx942"))
+@pytest.mark.parametrize("op", aot.ops())
+def test_the_hardest_forms_have_every_configuration(op, arch):
+    """And ask for most of what their kernels can be asked for."""
+    forms = aot.specialisations(op, arch)
+    few = aot.hardest(forms)
+    assert len(few) < len(forms)
+
+    def configurations(names):
+        return {(forms[name].name, str(forms[name].config)) for name in names}
+
+    assert configurations(few) == configurations(forms)
+    assert not {name.rpartition(".")[2] for name in few} & {"plain", "captured", "every0"}
+
+
+def test_a_kernel_without_a_stack_is_briefly_judged_the_same():
+    name = "hmm_filter_ends.chunks.fp32.S5.V5.own"
+    launch = aot.specialisations("hmm_filter", "sm_80")[name]
+    long, brief = (aot.build(name, launch, "sm_80", None, brief=brief) for brief in (False, True))
+    assert brief["stack"] == 0 and {key: long[key] for key in brief} == brief
+    assert "instructions" in long and "instructions" not in brief
 
 
 def test_an_entry_may_lift_the_compilers_own_limit_of_registers():
