@@ -119,6 +119,7 @@ class Scan(NamedTuple):
         arguments |= _strides("bt", grad_y=grad_y) | _strides("bne", grad_last=grad_last)
         arguments |= {"HAS_LAST": grad_last is not None}
         arguments |= {"PARTS": SCAN_CHUNK // config.tiles["CH"]}
+        arguments |= {"WARPS": config.warps, "LANES": 32 if arch.startswith("sm_") else 64}
         grid = batch * self.blocks(config)
         return Launch(selective_scan_backward_kernel, grid, arguments, config)
 

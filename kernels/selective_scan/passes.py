@@ -21,6 +21,7 @@ from .tiles import (
     pick,
     put,
     retreat,
+    settle,
     spread,
     step_sizes,
 )
@@ -82,6 +83,7 @@ def selective_scan_forward_kernel(
         b_D = tl.load(D + i_m * D_m + o_e, mask=m_e, other=0.0).to(DTYPE)
     if HAS_INITIAL:
         b_h = tl.load(initial + i_b * N * E + (o_s * E + o_c), mask=m_state, other=0.0)
+        b_h = settle(b_h, CH)
     else:
         b_h = tl.zeros((NQ, BE, NR), dtype=DTYPE)
     for first in range(0, L, CH):
@@ -161,6 +163,8 @@ def selective_scan_backward_kernel(
     NP: tl.constexpr,
     NR: tl.constexpr,
     PARTS: tl.constexpr,
+    WARPS: tl.constexpr,
+    LANES: tl.constexpr,
     CH: tl.constexpr,
     BE: tl.constexpr,
 ):
@@ -180,10 +184,10 @@ def selective_scan_backward_kernel(
     o_i = tl.arange(0, CH)
     o_e = (i_e * BE).to(tl.int32) + tl.arange(0, BE)
     m_e = o_e < E
-    # Not known to be neighbours, or a thread would load several of them and few steps.
-    o_near = tl.minimum(o_e, E - 1)
     o_n = tl.arange(0, NP)
     m_n = o_n < N
+    # Not known to be neighbours, or a thread would load several of them and few steps.
+    o_near, o_near_n = tl.minimum(o_e, E - 1), tl.minimum(o_n, N - 1)
     o_s = (tl.arange(0, NQ) * NR)[:, None, None] + tl.arange(0, NR)[None, None, :]
     o_c = o_e[None, :, None]
     m_state = (o_s < N) & m_e[None, :, None]
@@ -194,6 +198,7 @@ def selective_scan_backward_kernel(
     if HAS_LAST:
         o_last = o_s * grad_last_n + o_c * grad_last_e
         b_g = tl.load(grad_last + i_b * grad_last_b + o_last, mask=m_state, other=0.0)
+        b_g = settle(b_g, CH)
     else:
         b_g = tl.zeros((NQ, BE, NR), dtype=DTYPE)
     b_grad_A = tl.zeros((NQ, BE, NR), dtype=DTYPE)
@@ -208,7 +213,7 @@ def selective_scan_backward_kernel(
             m_start = m_state
             if chunk == 0:
                 start = initial + i_b * N * E
-        b_h = tl.load(start + (o_s * E + o_c), mask=m_start, other=0.0)
+        b_start = tl.load(start + (o_s * E + o_c), mask=m_start, other=0.0)
         b_us = load_chunk(u + i_b * u_b, first, L, o_near, m_e, u_t, CH, PARTS, DTYPE)
         b_deltas = load_chunk(
             delta + i_b * delta_b, first, L, o_near, m_e, delta_t, CH, PARTS, DTYPE
@@ -216,12 +221,13 @@ def selective_scan_backward_kernel(
         b_dys = load_chunk(
             grad_y + i_b * grad_y_b, first, L, o_near, m_e, grad_y_t, CH, PARTS, DTYPE
         )
-        b_Bs = load_chunk(B + i_b * B_b, first, L, o_n, m_n, B_t, CH, PARTS, DTYPE)
-        b_Cs = load_chunk(C + i_b * C_b, first, L, o_n, m_n, C_t, CH, PARTS, DTYPE)
+        b_Bs = load_chunk(B + i_b * B_b, first, L, o_near_n, m_n, B_t, CH, PARTS, DTYPE)
+        b_Cs = load_chunk(C + i_b * C_b, first, L, o_near_n, m_n, C_t, CH, PARTS, DTYPE)
         o_all = first + (tl.arange(0, PARTS) * CH)[:, None] + o_i[None, :]
         m_all = (o_all < L)[:, :, None] & m_e[None, None, :]
         b_steps, b_slopes = step_sizes(b_deltas, m_all, SOFTPLUS)
         b_grad_D += tl.sum(tl.sum(b_dys * b_us, axis=0), axis=0)
+        b_h = settle(b_start, CH)
         b_starts = put(tl.zeros((PARTS, NQ, BE, NR), dtype=DTYPE), 0, b_h)
         for before in range(0, PARTS - 1):
             b_step, b_B = part(b_steps, before), part(b_Bs, before)
@@ -244,9 +250,10 @@ def selective_scan_backward_kernel(
             _, b_faded = advance(pick(b_starts, j), b_a, b_x)
             m_rows = m_t[:, None] & m_n[None, :]
             o_rows = (i_e * batch + i_b) * L * N + (o_t[:, None] * N + o_n[None, :])
-            tl.store(grad_C + o_rows, over_channels((b_faded + b_x) * b_weight), mask=m_rows)
+            b_grad_C = over_channels((b_faded + b_x) * b_weight, WARPS, LANES)
+            tl.store(grad_C + o_rows, b_grad_C, mask=m_rows)
             b_g, b_grad = retreat(b_g, b_a, b_weight * b_C)
-            tl.store(grad_B + o_rows, over_channels(b_grad * b_moved), mask=m_rows)
+            tl.store(grad_B + o_rows, over_channels(b_grad * b_moved, WARPS, LANES), mask=m_rows)
             b_grad_x = over_states(b_grad * b_B)
             b_along = b_grad * b_faded
             b_grad_A += tl.sum(b_along * b_size, axis=0)

@@ -91,6 +91,14 @@ def put(b_tile, step, b_step):
     return tl.where(m_step, b_step[None, :, :, :], b_tile)
 
 
+@triton.jit
+def settle(b_state, CH: tl.constexpr):
+    """A state that was loaded, where the tiles of CH steps have theirs. Otherwise it stays where
+    the load has put it, and goes there and back through shared memory in every step."""
+    b_tile = tl.zeros((CH, b_state.shape[0], b_state.shape[1], b_state.shape[2]), b_state.dtype)
+    return pick(put(b_tile, 0, b_state), 0)
+
+
 # What follows has these written out, as a call takes the interpreter long.
 @triton.jit
 def advance(b_h, b_a, b_x):
@@ -128,8 +136,18 @@ def over_states(b_tile):
 
 
 @triton.jit
-def over_channels(b_tile):
-    """[CH, NQ, BE, NR] -> [CH, NP]."""
+def over_channels(b_tile, WARPS: tl.constexpr, LANES: tl.constexpr):
+    """[CH, NQ, BE, NR] -> [CH, NP].
+
+    First in each warp, then over the warps, whose sums move to neighbouring lanes for it: what
+    Triton does with a sum across warps has conflicts of eight in the banks of shared memory."""
     CH: tl.constexpr = b_tile.shape[0]
-    NP: tl.constexpr = b_tile.shape[1] * b_tile.shape[3]
-    return tl.reshape(tl.sum(b_tile, axis=2), (CH, NP))
+    NQ: tl.constexpr = b_tile.shape[1]
+    BE: tl.constexpr = b_tile.shape[2]
+    NR: tl.constexpr = b_tile.shape[3]
+    SIDE: tl.constexpr = LANES // NR if LANES // NR < BE else BE
+    W: tl.constexpr = WARPS if WARPS < BE // SIDE else BE // SIDE
+    b_tile = tl.reshape(b_tile, (CH, NQ, BE // (W * SIDE), W, SIDE, NR))
+    b_warps = tl.sum(tl.sum(b_tile, axis=2), axis=3)
+    b_warps = tl.reshape(tl.permute(b_warps, (0, 1, 3, 2)), (CH * NQ * NR, W))
+    return tl.reshape(tl.sum(b_warps, axis=1), (CH, NQ * NR))

@@ -51,11 +51,10 @@ def hmm_filter(batch: int, steps: int, executed: int = 16) -> Case:
     return Case("hmm_filter", shape, "fp32", example, {"batch": executed}, quick=steps < 100)
 
 
-def selective_scan(mode: str) -> Case:
-    example = {"batch": 64, "steps": 93, "channels": 512, "states": 16}
-    return Case(
-        "selective_scan", "B=64 L=93 E=512 N=16", mode, example, {"batch": 1}, quick=mode == "fp32"
-    )
+def selective_scan(mode: str, states: int = 16, **options) -> Case:
+    example = {"batch": 64, "steps": 93, "channels": 512, "states": states}
+    shape = f"B=64 L=93 E=512 N={states}"
+    return Case("selective_scan", shape, mode, example, {"batch": 1}, **options)
 
 
 def bijection_posterior(symbols: int, noisy: bool) -> Case:
@@ -77,8 +76,9 @@ CASES = (
     hmm_filter(64, 50),
     hmm_filter(4096, 50),
     hmm_filter(64, 512, executed=64),  # into how many pieces depends on the batch
-    selective_scan("fp32"),
+    selective_scan("fp32", quick=True),
     selective_scan("bf16"),
+    selective_scan("fp32", states=64),
     bijection_posterior(20, noisy=False),
     # V = 20 takes an hour to execute; kernels/README.md has its counts.
     *(bijection_posterior(symbols, noisy=True) for symbols in (10, 16)),
