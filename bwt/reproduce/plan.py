@@ -1,5 +1,6 @@
 """From a scale to cells: which runs there are, and which learning rate is best."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -89,7 +90,7 @@ def wanted(scale: Scale, only: Iterable[str]) -> list[tuple[Study, Variant]]:
         opened = (variant.setting, variant.row) in study.opened
         return (
             not only
-            or bool(only & {study.name, f"{study.name}/{variant.setting}"})
+            or bool(only & set(_paths(study, variant)))
             or ("lengths" in only and read_longer(study, variant))
             or (bool(only & {"geometry", "ablation"}) and opened)
         )
@@ -105,9 +106,15 @@ def read_longer(study: Study, variant: Variant) -> bool:
 
 
 def names(scale: Scale) -> list[str]:
-    """What `--only` may name: studies, tables, and single settings as STUDY/SETTING."""
-    settings = [f"{study.name}/{x.setting}" for study in scale.studies for x in study.variants]
-    return [*(study.name for study in scale.studies), *TABLES, *dict.fromkeys(settings)]
+    """What `--only` may name: studies, tables, and parts of studies as STUDY/SETTING[/ROW]."""
+    paths = [_paths(study, variant) for study in scale.studies for variant in study.variants]
+    return list(dict.fromkeys([*(path for path, *_ in paths), *TABLES, *itertools.chain(*paths)]))
+
+
+def _paths(study: Study, variant: Variant) -> tuple[str, ...]:
+    """From the whole to the part."""
+    setting = f"{study.name}/{variant.setting}"
+    return study.name, setting, f"{setting}/{variant.row}"
 
 
 # What the trials of a variant have come to: rate -> seed -> KL.

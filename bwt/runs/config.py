@@ -47,7 +47,7 @@ class TrainConfig:
         "steps",
         "plateau: hold the learning rate after its rise, until a doubling of the steps lowers the "
         "KL by less than a tenth, then let it fall to 0; --steps is the most it may take. solved: "
-        "likewise, or until the KL is a thousandth of that of a model that has learned nothing",
+        "likewise, or until the KL is a hundredth of that of a model that has learned nothing",
         ("steps", "plateau", "solved"),
     )
     curriculum: str = option(

@@ -58,8 +58,8 @@ def test_a_solved_task_is_not_trained_on():
     def certain(step):
         return 3 * (100 / step) ** 4
 
-    # 0.0072 bits at step 452, 0.0018 at 640; the floor is 4 bits.
-    assert end_of(certain, until="solved") == (640, 800)
+    # 0.115 bits at step 226, 0.029 at 320; the floor is 4 bits.
+    assert end_of(certain, until="solved") == (320, 400)
     assert end_of(certain) == (8000, 10_000)
     level = 3 * 500**-0.5
     assert end_of(lambda step: max(level, 3 * step**-0.5), until="solved") == end_of(

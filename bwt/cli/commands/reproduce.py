@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
     add("--scale", metavar="|".join(SCALES), choices=SCALES, default="laptop", help=text)
     every = dict.fromkeys(name for scale in SCALES.values() for name in names(scale))
     known = ", ".join(name for name in every if "/" not in name)
-    text = f"only what these studies and tables need: {known}; STUDY/SETTING for a part of one"
+    text = f"only what these studies and tables need: {known}; STUDY/SETTING[/ROW] for a part"
     add("--only", metavar="NAME", nargs="+", default=[], help=text)
     add("--seeds", metavar="N", type=int, help="(default: those of the scale)")
     add("--runs", metavar="DIR", help="of the runs (default: runs/reproduce-SCALE)")
