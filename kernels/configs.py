@@ -16,6 +16,7 @@ from . import tuned
 FP_FUSION = True
 Table = dict[tuple[str, str, str, int, str], tuple["Config", ...]]
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942")
+MAX_REGISTERS = 255  # of a thread, on any NVIDIA GPU
 # Tensor cores as Ampere's, and its smaller shared memory too.
 SERVED_AS = {"sm_89": "sm_86", "sm_120": "sm_86"}
 # Triton multiplies without tensor cores there, whatever the dtype: as float32 does everywhere.
@@ -223,11 +224,7 @@ TABLE: Table = {
         C(4, 1, BT=32, BS=32, PACK=1),
     ),
     ("attention", "short_backward", "fp32", 16, "sm_75"): (),
-    ("attention", "short_backward", "fp32", 16, "sm_89"): (
-        C(4, 1, BT=16, BS=16, PACK=1),
-        C(4, 1, BT=32, BS=32, PACK=1),
-    ),
-    ("attention", "short_backward", "fp32", 16, "sm_120"): (
+    ("attention", "short_backward", "fp32", 16, "sm_86"): (
         C(4, 1, BT=16, BS=16, PACK=1),
         C(4, 1, BT=32, BS=32, PACK=1),
     ),
@@ -253,6 +250,7 @@ TABLE: Table = {
     ("attention", "blocks_backward", "fp32", 32, "sm_100"): (C(4, 1, BT=16, BS=32),),
     ("attention", "blocks_backward", "fp32", 32, "sm_120"): (C(4, 1, BT=16, BS=32),),
     ("attention", "blocks_backward", "fp32", 64, "any"): (C(4, 1, BT=16, BS=32),),
+    ("attention", "blocks_backward", "fp32", 64, "sm_90"): (C(4, 1, 255, BT=16, BS=32),),
     ("attention", "blocks_backward", "fp32", 64, "sm_120"): (C(4, 1, BT=16, BS=16),),
     ("attention", "blocks_backward", "fp32", 128, "any"): (C(8, 1, BT=16, BS=32),),
     ("attention", "blocks_backward", "fp32", 128, "sm_75"): (C(8, 1, BT=16, BS=16),),
@@ -305,7 +303,9 @@ TABLE: Table = {
     ("attention", "stream_keys", "tf32", 32, "sm_89"): (C(4, 1, BT=32, BS=32),),
     ("attention", "stream_keys", "tf32", 32, "sm_120"): (C(4, 1, BT=32, BS=32),),
     ("attention", "stream_keys", "tf32", 64, "any"): (C(4, 1, BT=32, BS=32),),
+    ("attention", "stream_keys", "tf32", 64, "sm_100"): (C(4, 1, 255, BT=32, BS=32),),
     ("attention", "stream_keys", "tf32", 128, "any"): (C(8, 1, BT=32, BS=32),),
+    ("attention", "stream_keys", "tf32", 128, "sm_86"): (C(8, 1, 255, BT=32, BS=32),),
     ("attention", "stream_keys", "fp32", 16, "any"): (C(4, 1, BT=32, BS=32),),
     ("attention", "stream_keys", "fp32", 32, "any"): (C(4, 1, BT=32, BS=32),),
     ("attention", "stream_keys", "fp32", 64, "any"): (C(8, 1, BT=32, BS=32),),
@@ -318,8 +318,12 @@ TABLE: Table = {
     ("attention", "stream_queries", "tf32", 16, "any"): (C(4, 1, BT=64, BS=32),),
     ("attention", "stream_queries", "tf32", 32, "any"): (C(4, 1, BT=64, BS=32),),
     ("attention", "stream_queries", "tf32", 64, "any"): (C(4, 1, BT=32, BS=32),),
+    ("attention", "stream_queries", "tf32", 64, "sm_86"): (C(4, 1, 255, BT=32, BS=32),),
+    ("attention", "stream_queries", "tf32", 64, "sm_90"): (C(4, 1, 255, BT=32, BS=32),),
     ("attention", "stream_queries", "tf32", 128, "any"): (C(4, 1, BT=16, BS=32),),
     ("attention", "stream_queries", "fp32", 16, "any"): (C(4, 1, BT=32, BS=32),),
+    ("attention", "stream_queries", "fp32", 16, "sm_86"): (C(4, 1, 255, BT=32, BS=32),),
+    ("attention", "stream_queries", "fp32", 16, "sm_90"): (C(4, 1, 255, BT=32, BS=32),),
     ("attention", "stream_queries", "fp32", 32, "any"): (C(4, 1, BT=32, BS=32),),
     ("attention", "stream_queries", "fp32", 64, "any"): (C(4, 1, 255, BT=32, BS=32),),
     ("attention", "stream_queries", "fp32", 64, "sm_75"): (C(4, 1, BT=16, BS=32),),
@@ -330,8 +334,11 @@ TABLE: Table = {
     ("hmm_filter", "dot_backward", "fp32", 128, "any"): (C(8, 1, BB=16, BK=16),),
     ("hmm_filter", "dot_backward", "fp64", 32, "any"): (C(8, 1, BB=16, BK=16),),
     ("hmm_filter", "dot_backward", "fp64", 32, "sm_90"): (C(4, 1, BB=16, BK=16),),
+    ("hmm_filter", "dot_backward", "fp64", 32, "sm_100"): (C(8, 1, 255, BB=16, BK=16),),
     ("hmm_filter", "dot_backward", "fp64", 64, "any"): (C(8, 1, BB=16, BK=16),),
     ("hmm_filter", "dot_backward", "fp64", 128, "any"): (C(8, 1, BB=16, BK=16),),
+    ("hmm_filter", "dot_backward", "fp64", 128, "sm_86"): (C(8, 1, BB=8, BK=16),),
+    ("hmm_filter", "dot_backward", "fp64", 128, "sm_90"): (C(8, 1, 255, BB=16, BK=16),),
     ("hmm_filter", "dot_backward", "fp64", 128, "sm_100"): (C(8, 1, BB=8, BK=16),),
     ("hmm_filter", "dot_forward", "fp32", 32, "any"): (C(4, 1, BB=16, BK=16),),
     ("hmm_filter", "dot_forward", "fp32", 64, "any"): (C(8, 1, BB=16, BK=16),),

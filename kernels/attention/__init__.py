@@ -21,7 +21,7 @@ import torch
 import triton
 
 from .. import plans, results
-from ..configs import C, Config, Launch, architecture, lookup
+from ..configs import MAX_REGISTERS, C, Config, Launch, architecture, lookup
 from ..contracts import ATTENTION
 from ..launching import Launcher
 from ..results import Captures
@@ -40,7 +40,6 @@ MAX_HEAD_SIZE = ATTENTION.backends["triton"].limits["head_size"]
 PRECISIONS = ("ieee", "tf32")
 BLOCKED_KEYS = 256  # the most whose gradients one program computes, block by block
 ASKED_KEYS = 128  # the most whose scores stay in registers beside the largest of them
-MAX_REGISTERS = 255
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float64: "fp64"}
 
 

@@ -37,7 +37,7 @@ import torch
 import triton
 
 from .. import launching, results
-from ..configs import Config, Launch, architecture, lookup
+from ..configs import MAX_REGISTERS, Config, Launch, architecture, lookup
 from ..contracts import HALVES
 from . import few_states, few_states_backward, many_states, many_states_backward
 from .exact import hmm_filter_exact_kernel
@@ -203,7 +203,7 @@ class Model(NamedTuple):
         outputs |= {"log_likelihood": log_likelihood, "delicate": delicate}
         S = self.sizes[2]
         start = {"initial": self.initial, "initial_stride": S * (self.initial.ndim - 1)}
-        exact = self._exact(start | outputs)
+        exact = self._exact(start | outputs, arch)
         if not self.few:
             config, B = self.config("forward", arch), self.sizes[0]
             arguments = self.recursion() | start | outputs | {"rows": B}
@@ -244,10 +244,11 @@ class Model(NamedTuple):
             Launch(few_states.hmm_filter_starts_kernel, B, scan, one),
         ]
 
-    def _exact(self, arguments) -> Launch:
+    def _exact(self, arguments, arch) -> Launch:
         """What is delicate, again; the others take next to no time."""
         arguments = self.common() | arguments
-        config = Config({"BK": min(16, self.padded)}, max(1, self.padded // 32), 1)
+        registers = MAX_REGISTERS if arch.startswith("sm_") else None
+        config = Config({"BK": min(16, self.padded)}, max(1, self.padded // 32), 1, registers)
         return Launch(hmm_filter_exact_kernel, self.sizes[0], arguments, config)
 
     def run_backward(self, incoming, saved):

@@ -479,6 +479,20 @@ def test_estimate(scale, word, capsys, monkeypatch, tiny_scale):
     assert "about" in capsys.readouterr().out
 
 
+def test_a_study_a_setting_or_a_row_can_be_asked_for():
+    def keys(*only):
+        return [plan.key_of(*pair) for pair in plan.wanted(SCALES["workstation"], only)]
+
+    [row] = keys("recall/lstm/8 pairs")
+    assert row == ("recall", "lstm", "8 pairs")
+    setting = keys("recall/lstm")
+    assert row in setting and {key[:2] for key in setting} == {row[:2]} and len(setting) > 1
+    assert set(setting) < set(keys("recall")) == set(keys("recall", "recall/lstm/8 pairs"))
+    known = plan.names(SCALES["workstation"])
+    assert {"recall", "recall/lstm", "recall/lstm/8 pairs"} <= set(known)
+    assert len(known) == len(set(known))
+
+
 def test_bad_arguments_are_one_line_and_two(capsys, tmp_path, tiny_scale):
     place = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
     assert main(["reproduce", "--scale", "tiny", "--seeds", "0", *place]) == 2
