@@ -116,6 +116,13 @@ TABLE: Table = {
         C(4, 1, BT=32, BS=128, PACK=1),
         C(8, 1, BT=32, BS=256, PACK=1),
     ),
+    ("attention", "short_forward", "fp16", 128, "gfx942"): (
+        C(1, 1, BT=16, BS=16, PACK=1),
+        C(2, 1, BT=32, BS=32, PACK=1),
+        C(2, 1, BT=32, BS=64, PACK=1),
+        C(4, 1, BT=32, BS=128, PACK=1),
+        C(4, 1, BT=16, BS=256, PACK=1),
+    ),
     ("attention", "short_forward", "tf32", 16, "any"): (
         C(1, 1, BT=16, BS=16, PACK=1),
         C(2, 1, BT=32, BS=32, PACK=1),
@@ -137,6 +144,13 @@ TABLE: Table = {
         C(4, 1, BT=32, BS=128, PACK=1),
         C(8, 1, BT=32, BS=256, PACK=1),
     ),
+    ("attention", "short_forward", "tf32", 64, "gfx942"): (
+        C(1, 1, BT=16, BS=16, PACK=1),
+        C(2, 1, BT=32, BS=32, PACK=1),
+        C(2, 1, BT=32, BS=64, PACK=1),
+        C(4, 1, BT=32, BS=128, PACK=1),
+        C(4, 1, BT=16, BS=256, PACK=1),
+    ),
     ("attention", "short_forward", "tf32", 64, "sm_86"): (
         C(1, 1, BT=16, BS=16, PACK=1),
         C(2, 1, BT=32, BS=32, PACK=1),
@@ -149,6 +163,12 @@ TABLE: Table = {
         C(4, 1, BT=32, BS=32, PACK=1),
         C(4, 1, BT=32, BS=64, PACK=1),
         C(8, 1, BT=32, BS=128, PACK=1),
+    ),
+    ("attention", "short_forward", "tf32", 128, "gfx942"): (
+        C(2, 1, BT=16, BS=16, PACK=1),
+        C(4, 1, BT=32, BS=32, PACK=1),
+        C(4, 1, BT=32, BS=64, PACK=1),
+        C(4, 1, BT=16, BS=128, PACK=1),
     ),
     ("attention", "short_forward", "tf32", 128, "sm_86"): (
         C(2, 1, BT=16, BS=16, PACK=1),
@@ -400,9 +420,16 @@ TABLE: Table = {
     ("selective_scan", "forward", "fp32", 16, "any"): (C(4, 1, CH=8, BE=64, NR=2),),
     ("selective_scan", "forward", "fp32", 64, "any"): (C(4, 1, CH=8, BE=16, NR=8),),
     ("selective_scan", "forward", "fp64", 4, "any"): (C(4, 1, CH=8, BE=64, NR=2),),
+    ("selective_scan", "forward", "fp64", 4, "sm_75"): (C(4, 1, 255, CH=8, BE=64, NR=2),),
     ("selective_scan", "forward", "fp64", 16, "any"): (C(4, 1, CH=4, BE=32, NR=4),),
     ("selective_scan", "forward", "fp64", 64, "any"): (C(4, 1, CH=4, BE=8, NR=16),),
 }
+
+
+def for_amd(config: Config) -> Config:
+    """A warp has 64 lanes there, each with 512 registers in blocks of up to 4 warps. A second stage
+    is kept in registers, too, and they cannot be limited."""
+    return config._replace(warps=min(config.warps, 4), stages=1, registers=None)
 
 
 def lookup(op: str, kernel: str, dtype: str, size: int, arch: str) -> tuple[Config, ...]:
@@ -418,8 +445,8 @@ def lookup(op: str, kernel: str, dtype: str, size: int, arch: str) -> tuple[Conf
         for place in places:
             key = (op, kernel, "fp32" if plain else name, size, place)
             if key in TABLE:
-                nvidia = arch.startswith("sm_")  # AMD's compiler is not told of registers
-                return tuple(c if nvidia else c._replace(registers=None) for c in TABLE[key])
+                nvidia = arch.startswith("sm_")
+                return TABLE[key] if nvidia else tuple(map(for_amd, TABLE[key]))
     raise KeyError(
         f"kernels/configs.py has no entry {(op, kernel, dtype, size, arch)}; add one to its TABLE"
     )

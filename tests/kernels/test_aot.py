@@ -59,14 +59,11 @@ def test_a_kernel_that_does_not_compile_is_a_record_and_not_the_end():
     assert record == {"name": "nonsense", "arch": "sm_80", "failure": "KeyError: 'nonsense'"}
 
 
-NVIDIA = [arch for arch in configs.ARCHITECTURES if arch.startswith("sm_")]  # gfx942 spills
-
-
-@pytest.mark.parametrize("arch", NVIDIA)
+@pytest.mark.parametrize("arch", configs.ARCHITECTURES)
 def test_a_sample_of_all_forms_is_without_a_fault(arch):
     """A few of each architecture, other ones each; `make check-kernels` compiles all."""
     names = sorted(name for op in aot.ops() for name in aot.specialisations(op, arch))
-    sample = names[23 * NVIDIA.index(arch) :: 199]
+    sample = names[23 * configs.ARCHITECTURES.index(arch) :: 199]
     done = run_python(
         *("-m", "bwt.kernels.aot", "--summary", "--jobs", "1"),
         *("--arch", arch.removeprefix("sm_"), "--match", *sample),
@@ -103,7 +100,13 @@ def test_an_entry_may_lift_the_compilers_own_limit_of_registers():
     entry = ("attention", "stream_keys", "fp16", 16)
     [nvidia], [amd] = (configs.lookup(*entry, arch) for arch in ("sm_80", "gfx942"))
     assert nvidia.options["maxnreg"] == nvidia.registers == 255
-    assert amd == nvidia._replace(registers=None) and "maxnreg" not in amd.options
+    assert amd == nvidia._replace(registers=None, stages=1) and "maxnreg" not in amd.options
+
+
+def test_blocks_of_amd_have_at_most_four_warps_and_one_stage():
+    for op in aot.ops():
+        for launch in aot.specialisations(op, "gfx942").values():
+            assert launch.config.warps <= 4 and launch.config.stages == 1
 
 
 def test_every_architecture_has_launches_of_every_op():
