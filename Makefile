@@ -104,7 +104,8 @@ check-cuda: $(VENV)/.dependencies
 	$(BIN)/python tests/packaging/builds/check_cuda.py $(ARCHS)
 
 # Compiles every entry of kernels/configs.py with the Triton that is installed: registers, stack and
-# shared memory of each, and an exit code. As long as check-cuda; ARCHS="75 120" restricts it, too.
+# shared memory of each, and an exit code. As long as check-cuda; ARCHS="75 120" restricts it, too, and
+# HARDEST=1 to the forms that do most.
 check-kernels: $(VENV)/.dependencies
 	$(BIN)/python -P -m bwt.kernels.aot --summary $(if $(ARCHS),--arch $(ARCHS)) $(if $(HARDEST),--hardest)
 
