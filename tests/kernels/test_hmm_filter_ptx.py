@@ -35,17 +35,17 @@ SHIPPED = {
     },
     ("fp32", Case("rows", 64, 4096, 128, 512)): {
         "forward": (113, 1024),
-        "exact": (50, 32),
+        "exact": (64, 32),
         "backward": (136, 1024),
     },
     ("fp64", Case("rows", 64, 4096, 16, 27, SHARED)): {
         "forward": (121, 0),
-        "exact": (52, 0),
+        "exact": (54, 0),
         "backward": (254, 256),
     },
     ("fp32", Case("dot", 64, 4096, 64, 64, SHARED)): {
         "forward": (166, 5120),
-        "exact": (54, 16),
+        "exact": (62, 16),
         "backward": (162, 5120),
     },
     ("fp32", Case("chunks", 64, 4096, 5, 5)): {
