@@ -28,6 +28,9 @@ def test_a_spill_that_is_known_must_not_grow():
     assert aot.fault(known) is None
     assert aot.fault(known | {"stack": stack + 8}) == f"{stack + 8} bytes of stack, 9 spills"
     assert aot.fault(known | {"shared": 100 << 10}).endswith("of shared memory of 101376")
+    half = known | {"name": name.replace(".fp16.", ".bf16.")}
+    assert half["name"] != name and aot.fault(half) is None
+    assert aot.fault(half | {"stack": stack + 8}) == f"{stack + 8} bytes of stack, 9 spills"
 
 
 def test_known_spills_are_of_forms_that_exist():
