@@ -16,6 +16,7 @@ from bwt.runs.presets import preset
 from bwt.sweep.cells import Cell, Command, make_cell
 
 READ_LONGER = ("transformer", "mamba", "lstm")  # an MLP has weights for its own positions only
+LONGER = ("architecture", "paper-size", "filtering")  # studies with a length test
 STRETCHES = (1.5, 2.5)  # the paper: trained on 20, tested on 30 and 50
 TABLES = ("lengths", "geometry", "ablation")  # that need a part of the cells only
 TRIED = 2  # seeds with which a learning rate is tried
@@ -102,7 +103,7 @@ def read_longer(study: Study, variant: Variant) -> bool:
     """Whether a variant is tested on longer sequences than those of training."""
     readable = variant.row in READ_LONGER or variant.fields.get("position_table", 0) > 0
     readable = readable or variant.fields.get("positions") in ("rotary", "none")
-    return variant.task == "hmm" and study.name in ("architecture", "paper-size") and readable
+    return variant.task == "hmm" and study.name in LONGER and readable
 
 
 def names(scale: Scale) -> list[str]:

@@ -100,11 +100,21 @@ def variants_of_tasks(steps: int) -> Study:
     )
 
 
+def mixed_in(steps: int) -> dict[str, Any]:
+    """Every other batch has distinct keys, up to this step. Then the values that were seen tell
+    something by themselves, as they do not in the task (tests/geometry/test_formation.py)."""
+    return {"curriculum": "replacement=false,true", "curriculum_steps": steps}
+
+
 def lookup(steps: int) -> Study:
     """Without a token shift a transformer has to build the look-up by itself."""
 
     def variant(row: str, **fields: Any) -> Variant:
         return Variant("bijection", row, "bijection", fields={"steps": steps, **fields})
+
+    def mixed(row: str, model: str = "transformer", **fields: Any) -> Variant:
+        fields = {"steps": steps, **mixed_in(3 * steps // 5), **fields}
+        return Variant("distinct keys mixed in", row, "bijection", model, fields)
 
     none = {"token_shift": "none"}
     distinct = {"curriculum": "replacement=false", "curriculum_steps": 500}
@@ -112,7 +122,7 @@ def lookup(steps: int) -> Study:
         "lookup",
         "How the look-up forms",
         "What does a transformer need to look up a repeated key: a token shift, positions of a "
-        "kind, depth, an easier task first?",
+        "kind, depth, an easier task first, or mixed in?",
         (
             variant("token shift"),
             variant("learned", **none, positions="learned"),
@@ -121,8 +131,16 @@ def lookup(steps: int) -> Study:
             variant("rotary, 4 layers", **none, positions="rotary", layers=4),
             variant("learned, distinct keys first", **none, **distinct),
             variant("rotary, distinct keys first", **none, **distinct, positions="rotary"),
+            mixed("learned", **none, positions="learned"),
+            mixed("rotary", **none, positions="rotary"),
+            mixed("mamba", "mamba"),
+            mixed("lstm", "lstm"),
         ),
-        opened=(("bijection", "token shift"), ("bijection", "rotary, distinct keys first")),
+        opened=(
+            ("bijection", "token shift"),
+            ("bijection", "rotary, distinct keys first"),
+            ("distinct keys mixed in", "learned"),
+        ),
     )
 
 
@@ -235,6 +253,8 @@ def filtering(steps: int) -> Study:
                     "token_shift": shift,
                     "positions": positions,
                 }
+                if positions == "learned":  # a table for the longest test
+                    fields["position_table"] = {"rows": 50, "tokens": 153}[header]
                 row = f"shift {shift}, positions {positions}"
                 found.append(Variant(f"hmm {header}", row, "hmm", fields=fields))
     return Study(
@@ -283,8 +303,9 @@ def recall(steps: int) -> Study:
     )
 
 
-def paper_size(steps: int, hmm_steps: int) -> Study:
-    """Models of the paper's size, on a budget that a CPU can afford."""
+def paper_size(steps: int, mixed_steps: int, hmm_steps: int) -> Study:
+    """Models of the paper's size, on a budget that a CPU can afford. mixed_steps: of the one that
+    has to build the look-up by itself."""
     shared = {
         "optimizer": "muon",
         "lr": 3e-3,
@@ -306,6 +327,12 @@ def paper_size(steps: int, hmm_steps: int) -> Study:
         (
             Variant("bijection", "6 x 192, token shift", "bijection", fields={**shared, **shifted}),
             Variant("bijection", "6 x 192", "bijection", fields=shared),
+            Variant(
+                "bijection",
+                "6 x 192, distinct keys mixed in",
+                "bijection",
+                fields={**shared, "steps": mixed_steps, **mixed_in(3 * mixed_steps // 5)},
+            ),
             Variant("hmm", "9 x 256, token shift", "hmm", fields={**hmm, **block}),
             Variant("hmm", "9 x 256", "hmm", fields={**hmm, "position_table": 50}),
             Variant(
@@ -320,6 +347,7 @@ def paper_size(steps: int, hmm_steps: int) -> Study:
         opened=(
             ("bijection", "6 x 192, token shift"),
             ("bijection", "6 x 192"),
+            ("bijection", "6 x 192, distinct keys mixed in"),
             ("hmm", "9 x 256, token shift"),
             ("hmm", "9 x 256"),
         ),

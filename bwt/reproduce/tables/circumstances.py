@@ -45,8 +45,9 @@ _USUAL: dict[str, dict[str, Any]] = {
 
 
 def circumstances(config: dict[str, Any]) -> str:
-    """Generator, header, floor, positions, token shift: those that the run has."""
-    parts = (generator(config), _model(config["model"], config["model_options"]))
+    """Generator, header, floor, positions, token shift, curriculum: those that the run has."""
+    model = _model(config["model"], config["model_options"])
+    parts = (generator(config), model, _curriculum(config))
     return "; ".join(", ".join(words) for words in parts if words)
 
 
@@ -76,3 +77,9 @@ def _model(model: str, options: dict[str, Any]) -> list[str]:
         "no positions" if positions == "none" else f"{positions} positions",
         "no token shift" if shift == "none" else f"token shift {shift}",
     ]
+
+
+def _curriculum(config: dict[str, Any]) -> list[str]:
+    if not config.get("curriculum"):
+        return []
+    return [f"first {config['curriculum_steps']:,} steps with {config['curriculum']}"]
