@@ -128,19 +128,42 @@ def test_tasks_without_a_look_up_are_skipped(task, reason):
     assert isinstance(found, Skipped) and reason in found.reason
 
 
-def test_half_of_a_look_up_is_worth_nothing():
-    """Why it takes so long: who knows which values were seen, or whether this key was, and not
-    both, can do no better than guess. By enumeration of all bijections and keys of 3 symbols."""
+def answers(keys_of_sequences):
+    """How often each value answers the last of 3 keys, over all bijections of 3 symbols and these
+    keys: by the values that were seen, by whether this key was, and by both."""
     seen_values, seen_key, both = ({} for _ in range(3))
     for pi in itertools.permutations(range(3)):
-        for keys in itertools.product(range(3), repeat=3):
+        for keys in keys_of_sequences:
             values = frozenset(pi[k] for k in keys[:2])
             known = keys[2] in keys[:2]
             for table, what in ((seen_values, values), (seen_key, known), (both, (values, known))):
                 table.setdefault(what, Counter())[pi[keys[2]]] += 1
+    return seen_values, seen_key, both
 
-    def uniform(counts):
-        return all(Fraction(counts[v], counts.total()) == Fraction(1, 3) for v in range(3))
 
+def uniform(counts):
+    return all(Fraction(counts[v], counts.total()) == Fraction(1, 3) for v in range(3))
+
+
+REPEATED = list(itertools.product(range(3), repeat=3))
+DISTINCT = list(itertools.permutations(range(3)))
+
+
+def test_half_of_a_look_up_is_worth_nothing():
+    """Why it takes so long: who knows which values were seen, or whether this key was, and not
+    both, can do no better than guess."""
+    seen_values, seen_key, both = answers(REPEATED)
     assert all(map(uniform, seen_values.values())) and all(map(uniform, seen_key.values()))
     assert not any(map(uniform, both.values()))
+
+
+@pytest.mark.parametrize("share", [1, 9])
+def test_distinct_keys_mixed_in_make_the_values_worth_something(share):
+    """What helps it on its way: with any share of distinct keys, however small, a value that was
+    not seen is more likely than one that was."""
+    seen_values, seen_key, _ = answers(REPEATED + share * DISTINCT)
+    assert all(map(uniform, seen_key.values()))
+    for values, counts in seen_values.items():
+        if len(values) == 2:
+            (new,) = set(range(3)) - values
+            assert all(counts[new] > counts[v] for v in values)
