@@ -1,8 +1,10 @@
 """Frame and precision: does attention settle before the predictions are precise?
 
 Over the checkpoints, on the same sequences: how far the attention maps are from those of two late
-checkpoints, the references (see bwt/geometry/settling.py, mean over heads and questions), how far
-the predictions are from exact Bayes, and how the states of the last layer spread out:
+checkpoints, the references (see bwt/geometry/settling.py), how far the predictions are from exact
+Bayes, and how the states of the last layer spread out. Heads count by what they are worth, in bits
+lost with their keys alike at the end: one that nothing depends on may drift for ever. Where none is
+worth anything, or keys cannot be changed, all count alike.
 
     distance    1 - CKA to the states of the references, the mean of both
     spread      scatter of the most certain quarter of the states about its own centre, as a share
@@ -19,11 +21,14 @@ import torch
 from torch import Tensor, nn
 
 from bwt.geometry import stats
+from bwt.geometry.key_edits import worth_of_heads
 from bwt.geometry.probes import fit
 from bwt.geometry.settling import slopes
 from bwt.geometry.subject import Subject, blocks, has_attention, stages
 from bwt.records.estimates import mean_of
-from bwt.records.geometry import Checkpoint, Dissociation
+from bwt.records.geometry import Checkpoint, Dissociation, Slopes
+
+WORTHLESS = 1e-3  # bits: what the dearest head must cost for heads to be told apart
 
 
 def dissociation(
@@ -37,6 +42,7 @@ def dissociation(
     of the others are the references."""
     late = steps[1:][-2:]
     references = _References([_Snapshot(subject.of(load(step))) for step in late])
+    shares = _shares(subject.of(load(late[-1]))) if references.first.maps else None
     rows, ways, kl = [], [], []
     for step in steps:
         snapshot = _Snapshot(subject.of(load(step)))
@@ -44,12 +50,11 @@ def dissociation(
         if step not in late:
             row = replace(row, distance=references.states_to(snapshot))
             if snapshot.maps:
-                layers = references.maps_to(snapshot)
-                ways.append(layers.mean(1))
+                ways.append(references.maps_to(snapshot))
                 row = replace(
                     row,
-                    attention=stats.estimate(ways[-1]),
-                    attention_layers=layers.mean(0).tolist(),
+                    attention=stats.estimate(_by(shares, ways[-1])),
+                    attention_layers=ways[-1].mean((0, 2)).tolist(),
                 )
         rows.append(row)
         kl.append(snapshot.kl)
@@ -57,10 +62,33 @@ def dissociation(
     found = Dissociation(rows, late, len(subject.batch.tokens), decay=decay)
     if not ways or len(late) < 2:
         return found
-    floor = references.tremor()
     guess, _ = subject.losses(subject.guess)
-    table = torch.stack(ways, 1), no_worse_than(guess, torch.stack(kl, 1))
-    return replace(found, slopes=slopes(steps, *table, floor), floor=floor)
+    scaled = no_worse_than(guess, torch.stack(kl, 1))
+
+    def slopes_by(shares: Tensor | None) -> Slopes | None:
+        distance = torch.stack([_by(shares, way) for way in ways], 1)
+        return slopes(steps, distance, scaled, references.tremor(shares))
+
+    return replace(
+        found,
+        slopes=slopes_by(shares),
+        slopes_alike=slopes_by(None),
+        shares=None if shares is None else shares.tolist(),
+        floor=references.tremor(shares),
+    )
+
+
+def _shares(last: Subject) -> Tensor | None:
+    """[layers, heads] of what all heads are worth together; None: all count alike."""
+    worth = worth_of_heads(last)
+    if worth is None or not worth.max() > WORTHLESS:
+        return None
+    return worth / worth.sum()
+
+
+def _by(shares: Tensor | None, ways: Tensor) -> Tensor:
+    """[B] of [B, layers, heads]."""
+    return ways.mean((1, 2)) if shares is None else (ways * shares).sum((1, 2))
 
 
 def no_worse_than(guess: Tensor, kl: Tensor) -> Tensor:
@@ -89,11 +117,11 @@ class _References:
 
     @cached_property
     def between(self) -> Tensor:
-        """[B, layers] bits from one to the other."""
+        """[B, layers, heads] bits from one to the other."""
         return _divergence(self.first, self.second)
 
     def maps_to(self, now: _Snapshot) -> Tensor:
-        """[B, layers] bits: the product of the ways to both."""
+        """[B, layers, heads] bits: the product of the ways to both."""
         ways = _divergence(now, self.first) + _divergence(now, self.second)
         return (ways - self.between) / 2
 
@@ -101,16 +129,16 @@ class _References:
         alike = [stats.cka(now.states, x.states) for x in (self.first, self.second)]
         return 1 - sum(alike) / 2
 
-    def tremor(self) -> float:
+    def tremor(self, shares: Tensor | None) -> float:
         """The variance of the maps about one place, if that is all the two differ by; they differ
         by twice as much."""
-        return self.between.mean().item() / 2
+        return _by(shares, self.between).mean().item() / 2
 
 
 def _divergence(a: _Snapshot, b: _Snapshot) -> Tensor:
-    """Jensen-Shannon, [B, layers]."""
+    """Jensen-Shannon, [B, layers, heads], mean over questions."""
     pairs = zip(a.maps, b.maps, strict=True)
-    return torch.stack([stats.jensen_shannon(x, y).mean((1, 2)) for x, y in pairs], 1)
+    return torch.stack([stats.jensen_shannon(x, y).mean(2) for x, y in pairs], 1)
 
 
 def _describe(step: int, now: _Snapshot, subject: Subject) -> Checkpoint:

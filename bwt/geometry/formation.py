@@ -1,13 +1,13 @@
 """How a look-up comes about in training.
 
 Nothing helps a model on its way: who knows which values were seen, or whether this key was, and not
-both, can only guess. After m of V values an answer is one of them with probability m / V if keys are
-drawn uniformly, so that each value, seen or not, has 1 / V; any other share of repeated keys makes
-the values seen worth something by themselves. A look-up takes a value that knows its key (from a head that looks from the
-value to the key beside it, or from a token shift, which does it for free) and a question that finds
-the value whose key is its own. At each checkpoint: how much attention the best head of each layer
-gives to the one and to the other, and the bits lost on questions whose key was shown before and on
-those about new keys.
+both, can only guess. After m of V values an answer is one of them with probability m / V if keys
+are drawn uniformly, so that each value, seen or not, has 1 / V; any other share of repeated keys
+makes the values seen worth something by themselves. A look-up takes a value that knows its key
+(from a head that looks from the value to the key beside it, or from a token shift, which does it
+for free) and a question that finds the value whose key is its own. At each checkpoint: how much
+attention the best head of each layer gives to the one and to the other, and the bits lost on
+questions whose key was shown before and on those about new keys.
 """
 
 from collections.abc import Callable, Iterator

@@ -61,6 +61,35 @@ def edit_keys(subject: Subject, tick: Callable[[], None] = lambda: None) -> list
     return rows
 
 
+def worth_of_heads(subject: Subject) -> Tensor | None:
+    """[layers, heads] bits that are lost with the keys of one head alike, at least 0; None where
+    keys cannot be changed. Of two heads that can stand in for each other neither is worth much."""
+    layers = [i for i in _attending(subject) if _has_keys(subject, i)]
+    if not layers or len(layers) < len(blocks(subject.model)):
+        return None
+    intact = Recording.of(subject)
+    base, _ = subject.losses(intact.log_q)
+    trace = subject.look("blocks.*.attn.k")
+    rows = []
+    for layer in layers:
+        heads = range(trace[f"blocks.{layer}.attn.k"].shape[1])
+        changed = [subject.losses(_predict(intact, layer, _alike_in(head)))[0] for head in heads]
+        rows.append(torch.stack([(kl - base).mean() for kl in changed]))
+    return torch.stack(rows).clamp_min(0)
+
+
+def _has_keys(subject: Subject, layer: int) -> bool:
+    return f"blocks.{layer}.attn.k" in taps.names(subject.model)
+
+
+def _alike_in(head: int) -> taps.Change:
+    def change(k: Tensor) -> Tensor:
+        own = torch.arange(k.shape[1], device=k.device)[:, None, None] == head
+        return torch.where(own, k.mean(2, keepdim=True), k)
+
+    return change
+
+
 def _predict(intact: Recording, layer: int | None, change: taps.Change) -> Tensor:
     model = intact.subject.model
     if layer is not None:

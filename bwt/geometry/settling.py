@@ -32,7 +32,8 @@ What is left at the references can be read in two ways, and these are the ends o
 The ratio is the middle of the two, and the interval reaches from the lower end of one's interval to
 the upper end of the other's. Each is Fieller's, of the ratios r for which the mean of
 log d(t) / d0 - r log KL(t) / KL0 is within 2.5 standard errors of 0, over checkpoints and over
-sequences together.
+sequences together. Checkpoints of one doubling of the steps count as one: they lie on one curve,
+and more of them say nothing new.
 
 A ratio of 2 or 1/2 alone may be a matter of units: small changes of soft attention enter the
 divergence squared, a small mass on impossible outcomes enters KL as it is. Freezing weights
@@ -52,7 +53,7 @@ from bwt.records.geometry import Slopes
 
 BEGUN = 0.9  # of the KL before training: below it, learning has begun
 TO_GAIN = 2.0  # times the KL of the references: above it, precision is still to be gained
-FEWEST = 4  # checkpoints
+FEWEST = 4  # checkpoints, of two doublings of the steps at least
 FALL = 5.0  # of the KL, over them: less is no slope to speak of
 ERRORS = 2.5  # standard errors: of few checkpoints, which moreover hang together
 RESOLUTION = 1e-9  # bits: below it, distances are rounding
@@ -74,15 +75,17 @@ def slopes(steps: list[int], distance: Tensor, kl: Tensor, tremor: float) -> Slo
     part of the distance that may be noise. None if there are too few checkpoints, or KL does not
     fall far enough over them."""
     rows = compared(kl.mean(0).tolist())
-    if len(rows) < FEWEST:
+    if len(rows) < FEWEST or int(math.log2(steps[rows[0]])) == int(math.log2(steps[rows[-1]])):
         return None
 
     def less_tremor(way: Tensor) -> Tensor:
         return (way - tremor).maximum(way / 2)
 
     fallen = [_falls(x.double().mean(0), rows)[-1].exp().item() for x in (distance, kl)]
-    low = _ratio(_Falls(rows, _as_it_is, _less_rest), distance, kl)
-    high = _ratio(_Falls(rows, less_tremor, _as_it_is), distance, kl)
+    low, high = (
+        _ratio(_Falls(rows, steps, *readings), distance, kl)
+        for readings in ((_as_it_is, _less_rest), (less_tremor, _as_it_is))
+    )
     if fallen[1] < FALL or low is None or high is None:
         return None
     return Slopes(
@@ -105,15 +108,20 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class _Falls:
-    """Of attention and KL, [2, rows], in one reading of what is left."""
+    """Of attention and KL, [2, doublings], in one reading of what is left."""
 
     rows: list[int]
+    steps: list[int]
     of_distance: Reading
     of_kl: Reading
 
     def __call__(self, distance: Tensor, kl: Tensor) -> Tensor:
         read = self.of_distance(distance.double().mean(0)), self.of_kl(kl.double().mean(0))
-        return torch.stack([_falls(x, self.rows) for x in read])
+        falls = torch.stack([_falls(x, self.rows) for x in read])
+        doublings: dict[int, list[int]] = {}
+        for place, row in enumerate(self.rows):
+            doublings.setdefault(int(math.log2(self.steps[row])), []).append(place)
+        return torch.stack([falls[:, places].mean(1) for places in doublings.values()], 1)
 
 
 def _ratio(falls: _Falls, distance: Tensor, kl: Tensor) -> Interval | None:

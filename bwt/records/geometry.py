@@ -374,7 +374,10 @@ class Dissociation(Record):
     checkpoints: list[Checkpoint]
     references: list[int]  # the late checkpoints to which distances are
     sequences: int
-    slopes: Slopes | None = None  # None: no attention, or too little to tell
+    # Heads by what they are worth, and all alike; None: no attention, or too little to tell.
+    slopes: Slopes | None = None
+    slopes_alike: Slopes | None = None  # None in older files, too, whose slopes are these
+    shares: Matrix | None = None  # [layer][head] of that worth; None: all count alike
     floor: float | None = None  # distance that noise alone would give, in bits
     decay: str | None = None  # how the learning rate fell
 

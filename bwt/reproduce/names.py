@@ -44,6 +44,7 @@ NUMBERS = {
     "dissociation_ratio": "attention's settling over that of the KL",
     "dissociation_low": "… lower end",
     "dissociation_high": "… upper end",
+    "dissociation_ratio_alike": "… with all heads alike",
     "layer_least": "entropy error without the least important layer, times",
     "layer_most": "… without the most important",
     "head_most": "KL added without the most important head / bits",

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from planted import TASK, Maps, Planted, Staged
+from planted import TASK, Keyed, Maps, Planted, Staged
 
 from bwt.geometry import stats
 from bwt.geometry.dissociation import dissociation, no_worse_than
@@ -38,7 +38,7 @@ def error_of(kl):
 
 def examine(maps, kl, steps=STEPS, decay=None):
     """Of maps and KL (as a share of that before training) by step."""
-    checkpoints = {step: Staged(maps(step), error_of(kl(step))) for step in steps}
+    checkpoints = {step: Staged(maps(step), error=error_of(kl(step))) for step in steps}
     subject = Subject.draw(TASK, checkpoints[steps[-1]], 64)
     return dissociation(subject, steps, checkpoints.get, lambda: None, decay)
 
@@ -110,6 +110,41 @@ def test_attention_twice_as_fast_or_slow_is_said_so():
     assert "more slowly than precision, the reverse of a dissociation" in in_words(slow)
 
 
+def test_a_head_that_nothing_depends_on_has_no_say():
+    """The head that is used goes as KL does, the other stays behind: all alike, that was read as
+    attention that settles more slowly."""
+
+    def checkpoint(step, used):
+        maps = (Keyed(power(step, way)) for way in (0.75, 0.05))
+        return Staged(*maps, error=error_of(power(step, 1.5)), used=used)
+
+    def found(used):
+        checkpoints = {step: checkpoint(step, used) for step in STEPS}
+        subject = Subject.draw(TASK, checkpoints[STEPS[-1]], 64)
+        return dissociation(subject, STEPS, checkpoints.get, lambda: None)
+
+    first, second, neither = found(0), found(1), found(None)
+    assert torch.tensor(first.shares).sum(1).tolist() == pytest.approx([1, 0])
+    assert first.slopes.ratio == pytest.approx(1, abs=0.25) and "no dissociation" in in_words(first)
+    assert first.slopes_alike.high < 1 and "with all alike the ratio is" in in_words(first)
+    assert second.slopes.high < 0.8 and "the reverse of a dissociation" in in_words(second)
+    # Where nothing depends on any of them, all count alike.
+    assert neither.shares is None and neither.slopes == neither.slopes_alike == first.slopes_alike
+
+
+def test_more_checkpoints_of_one_curve_make_no_surer():
+    def width(count):
+        steps = [0, *sorted({round(10 * 400 ** (i / count)) for i in range(count + 1)})]
+
+        def bumpy(step):  # KL runs ahead of attention and falls back, twice
+            return power(step, 1.5) * math.exp(0.5 * math.sin(2 * math.log(1 + step)))
+
+        found = examine(lambda step: Maps(power(step, 0.75)), bumpy, steps)
+        return found.slopes.high - found.slopes.low
+
+    assert width(44) > 0.8 * width(11)
+
+
 def test_noise_that_hides_the_distance_is_no_reverse():
     """Attention falls as KL does, to where its own noise covers it; KL has none."""
     found = examine(
@@ -123,7 +158,7 @@ def test_noise_that_hides_the_distance_is_no_reverse():
 def test_what_was_not_learned_has_no_verdict():
     found = examine(lambda step: Maps(power(step, 1.5)), lambda step: 1.0)
     assert found.slopes is None and "Too little was learned" in in_words(found)
-    assert [number(found) for number in SHOWN.numbers.values()] == [None] * 3
+    assert [number(found) for number in SHOWN.numbers.values()] == [None] * 4
     # A fall that is too short for slopes.
     found = examine(lambda step: Maps(power(step, 1.5)), lambda step: power(step, 0.45))
     assert found.slopes is None and "too small a fall" in in_words(found)

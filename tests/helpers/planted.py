@@ -24,6 +24,13 @@ class Seen(nn.Module):
         return torch.cat((time[..., None], shown, 0.1 * shown), -1)
 
 
+class SeenAndTokens(Seen):
+    """The same, and the token."""
+
+    def forward(self, tokens: Tensor, features: Tensor | None = None) -> Tensor:
+        return torch.cat((super().forward(tokens, features), tokens[..., None].float()), -1)
+
+
 class Planted(Tapped):
     """Exact Bayes for a bijection whose keys do not repeat. The head reads the values seen so far;
     the position and the copy are there, and unused. `blind`: nothing is used."""
@@ -93,34 +100,51 @@ class Maps(Tapped):
         return seen.masked_fill(hidden, -torch.inf).softmax(-1)
 
 
+class Keyed(Maps):
+    """Maps with keys that can be changed; `intact` says whether they were, in its last call."""
+
+    taps = ("weights", "k")
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        B, T = tokens.shape
+        keys = torch.arange(T, dtype=torch.float32).expand(B, 2, T)[..., None]  # [B, H, T, 1]
+        self.intact = bool((self.tap("k", keys) == keys).all())
+        return super().forward(tokens)
+
+
 class Looking(nn.Module):
-    """A block that looks and makes nothing of it."""
+    """A block that looks and makes nothing of it; if it is `used`, all is lost with its keys."""
 
-    def __init__(self, maps: Maps):
+    def __init__(self, maps: Maps, used: bool):
         super().__init__()
-        self.attn = maps
+        self.attn, self.used = maps, used
 
-    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
-        self.attn(tokens)
-        return x
+    def forward(self, x: Tensor) -> Tensor:
+        self.attn(x[..., -1].long())
+        return x * 0 if self.used and not self.attn.intact else x
 
 
 class Staged(Tapped):
     """A checkpoint of which attention and precision are set apart from each other: a share `error`
-    of the prediction is uniform, the rest exact Bayes."""
+    of the prediction is uniform, the rest exact Bayes. A block for each of the maps, of which one
+    may be used."""
 
-    def __init__(self, maps: Maps, error: float):
+    def __init__(self, *maps: Maps, error: float, used: int | None = None):
         super().__init__()
-        self.embed = Seen(TASK.num_symbols)
-        self.blocks = nn.ModuleList([Looking(maps)])
+        self.embed = SeenAndTokens(TASK.num_symbols)
+        self.blocks = nn.ModuleList(Looking(x, used=i == used) for i, x in enumerate(maps))
         self.error = error
 
     def forward(self, tokens: Tensor, features=None, positions=None) -> Tensor:
-        x = self.blocks[0](self.embed(tokens, features), tokens)
+        x = self.embed(tokens, features)
+        for block in self.blocks:
+            x = block(x)
         possible = 1.0 - x[..., 1 : 1 + TASK.num_symbols].double()
         exact = possible / possible.sum(-1, keepdim=True).clamp_min(1)
         mixed = torch.lerp(exact, torch.full_like(exact, 1 / TASK.num_symbols), self.error)
-        return mixed.log() if positions is None else mixed.log()[:, positions]
+        # What another has made of the states may be shorter: the questions alone.
+        whole = positions is None or len(positions) == mixed.shape[1]
+        return mixed.log() if whole else mixed.log()[:, positions]
 
 
 def transformer(task=TASK, **options):

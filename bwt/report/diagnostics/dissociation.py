@@ -85,7 +85,7 @@ def in_words(section: Dissociation) -> str:
         )
     at_floor = _at_floor(section, section.slopes)
     noise = _noise(section) if at_floor else ""
-    return f"{_verdict(section.slopes, at_floor)}{noise}{_annealing(section)}"
+    return f"{_verdict(section.slopes, at_floor)}{noise}{_weighting(section)}{_annealing(section)}"
 
 
 def _verdict(found: Slopes, at_floor: bool) -> str:
@@ -105,6 +105,16 @@ def _verdict(found: Slopes, at_floor: bool) -> str:
     return (
         f"{course}{verdict}. Since learning began, its distance has fallen by a factor of "
         f"{words.num(found.attention_factor)} and the KL by {words.num(found.kl_factor)}."
+    )
+
+
+def _weighting(section: Dissociation) -> str:
+    if section.shares is None or section.slopes_alike is None:
+        return ""
+    found = section.slopes_alike
+    return (
+        " Heads count by the bits that are lost with their keys alike; with all alike the ratio is "
+        f"{words.num(found.ratio)} ({words.num(found.low)} to {words.num(found.high)})."
     )
 
 
@@ -140,9 +150,14 @@ SHOWN = Shown(
         "dissociation_ratio": lambda section: section.slopes and section.slopes.ratio,
         "dissociation_low": lambda section: section.slopes and section.slopes.low,
         "dissociation_high": lambda section: section.slopes and section.slopes.high,
+        "dissociation_ratio_alike": lambda section: (
+            section.slopes_alike and section.slopes_alike.ratio
+        ),
     },
     legend=(
         "how fast attention nears its late form on a log scale, over how fast the KL falls (1: "
-        "alike, above: attention settles first), with the ends of its interval"
+        "alike, above: attention settles first; 2 or 1/2 may be a matter of units), with the ends "
+        "of its interval, heads counting by the bits that are lost with their keys alike; the same "
+        "with all heads alike"
     ),
 )
