@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from bwt.records.estimates import Estimate
 
+FALL = 0.25  # steps in which the rate falls after a plateau, by those before it
 OCTAVES = 2.0  # of steps at the end of a curve, over which its slope is fitted
 
 

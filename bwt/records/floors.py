@@ -73,7 +73,9 @@ def state_of(kl: float, floors: Mapping[str, float]) -> str:
 def hint(task: str, options: Mapping[str, Any]) -> str:
     """What to try with a model that is not trained, as flags of `bwt train`."""
     shifts = {"hmm": "--token-shift block", "recall": "--token-shift input --shift-span 2"}
-    if task == "bijection" and options.get("replacement"):
+    repeats = task == "bijection" and options.get("replacement")
+    if repeats:
         shifts[task] = "--token-shift input"
     shift = f"; for a transformer {shifts[task]}" if task in shifts else ""
-    return GENERAL_HINT + shift
+    easier = "; --curriculum replacement=false,true --curriculum-steps 3000" if repeats else ""
+    return GENERAL_HINT + shift + easier

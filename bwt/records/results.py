@@ -1,13 +1,14 @@
 """results.json: what every cell of a reproduction was, how it was made and what came out."""
 
+import itertools
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from bwt.records.base import Document, Record, RecordError, check_lengths, check_names
-from bwt.records.curves import slope
+from bwt.records.curves import FALL, slope
 from bwt.records.estimates import Estimate
-from bwt.records.floors import at_floor
+from bwt.records.floors import at_floor, state_of
 
 METRICS = ("entropy_mae", "entropy_mae_of_mean", "kl", "tvd", "excess", "leak", "accuracy")
 
@@ -74,14 +75,26 @@ class Cell(Record):
         return self.curve.steps[-1]
 
     def slope(self) -> Estimate | None:
-        """Of the learning curve at its end: see bwt.records.curves."""
-        return slope(self.curve.steps, self.curve.kl)
+        """Of the learning curve at its end: see bwt.records.curves. In a run until a plateau the
+        end is where the rate begins to fall."""
+        until_steps = self.config.get("until", "steps") == "steps"
+        end = self.steps if until_steps else self.steps / (1 + FALL) + 1
+        held = [step <= end for step in self.curve.steps]
+        return slope(
+            list(itertools.compress(self.curve.steps, held)),
+            list(itertools.compress(self.curve.kl, held)),
+        )
 
     def at_floor(self) -> bool:
         """Whether it has learned nothing to speak of."""
-        return at_floor(
-            self.metrics["kl"].mean, {name: floor.kl for name, floor in self.floors.items()}
-        )
+        return at_floor(self.metrics["kl"].mean, self._floors())
+
+    def state(self) -> str:
+        """not trained, at a floor that lacks one ability, or trained."""
+        return state_of(self.metrics["kl"].mean, self._floors())
+
+    def _floors(self) -> dict[str, float]:
+        return {name: floor.kl for name, floor in self.floors.items()}
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ TABLES = ("lengths", "geometry", "ablation")  # that need a part of the cells on
 TRIED = 2  # seeds with which a learning rate is tried
 EXTENSIONS = 2  # of the range of rates, to either side
 FACTOR = 10**0.5
+NOTHING = 1e9  # stands for the KL of a trial that has learned nothing: near a floor ranks are noise
 
 
 @dataclass(frozen=True)
@@ -123,9 +124,10 @@ Trials = dict[float, dict[int, float]]
 
 
 def choose(kl: Trials) -> float | None:
-    """The rate whose worst seed is best; None if with each of them a seed came to nothing."""
+    """The rate whose worst seed is best, of equals that nearest to the preset's; None if with each
+    of them a seed came to nothing."""
     worst = {rate: _worst(tried) for rate, tried in kl.items()}
-    best = min(worst, key=lambda rate: worst[rate], default=None)
+    best = min(worst, key=lambda rate: (worst[rate], abs(math.log(rate))), default=None)
     return best if best is not None and worst[best] < math.inf else None
 
 
@@ -140,7 +142,7 @@ def next_trials(kl: Trials, started: tuple[float, ...]) -> list[tuple[float, int
     if not kl:
         return [(rate, 0) for rate in started]
     best = choose(kl)
-    if best is None:
+    if best is None or _worst(kl[best]) == NOTHING:
         return []
     if len(kl[best]) < TRIED:
         return [(best, len(kl[best]))]

@@ -8,8 +8,8 @@
 
     of <!-- results: laptop number shape/hmm/2 heads/pc1 -->0.35<!-- /results --> of the variance
 
-A value is given with its spread, a number is the mean over seeds alone, of a metric or of what
-geometry found.
+A value says how many seeds there are, a number does not; it may be of a metric or of what geometry
+found.
 `python -m bwt.reproduce.quotes README.md` brings them up to date; a test fails if they are not.
 """
 
@@ -19,10 +19,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bwt.records.results import Cell, Results
-from bwt.report.words import mean, num
 from bwt.reproduce.page import markdown_table
 from bwt.reproduce.tables import build
-from bwt.reproduce.tables.table import spread_of
+from bwt.reproduce.tables.opened import over_seeds
+from bwt.reproduce.tables.table import several, spread_of, states_of
 from bwt.reproduce.tables.variants import find
 from bwt.runs.files import read_record, write_text
 
@@ -66,9 +66,10 @@ def _value(document: Results, place: str) -> str | None:
 
 def _number(document: Results, place: str) -> str | None:
     cells, name = _seeds(document, place)
-    found = [x.metrics[name].mean for x in cells if name in x.metrics]
-    found = found or [x.geometry[name] for x in cells if name in x.geometry]
-    return num(mean(found)) if found else None
+    if cells and name in cells[0].metrics:
+        return several([x.metrics[name].mean for x in cells], states=states_of(cells))
+    found = [x.geometry[name] for x in cells if name in x.geometry]
+    return over_seeds(name, found) if found else None
 
 
 def _seeds(document: Results, place: str) -> tuple[Sequence[Cell], str]:

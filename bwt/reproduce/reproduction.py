@@ -116,7 +116,9 @@ class Reproduction:
 
     def _kl(self, x: Planned) -> float:
         cell = self._cell(x)
-        return cell.metrics["kl"].mean if cell.finished else float("inf")
+        if not cell.finished:
+            return float("inf")
+        return plan.NOTHING if cell.at_floor() else cell.metrics["kl"].mean
 
     def _note_hopeless(self, key: tuple[str, str, str]) -> None:
         """A row of the tables for which no learning rate is left."""

@@ -14,13 +14,13 @@ the rate brings it on.
 import math
 from dataclasses import dataclass, field
 
+from bwt.records.curves import FALL
 from bwt.records.evaluation import Evaluation
 from bwt.records.floors import at_floor, untrained_floor
 from bwt.runs.config import TrainConfig
 
 IMPROVED = 0.9  # of the KL at half the steps
 SOLVED = 0.01  # of the KL of a model that has learned nothing
-FALL = 0.25  # steps of the fall, by those before it
 FIRST = 10  # step that is evaluated
 
 

@@ -164,6 +164,7 @@ def test_the_state_of_a_result(kl, those, state):
 def test_hints_are_those_of_the_task():
     repeats = floors.hint("bijection", {"replacement": True})
     assert "--token-shift input" in repeats and "--optimizer muon" in repeats
+    assert "--curriculum replacement=false,true" in repeats
     assert "token-shift" not in floors.hint("bijection", {"replacement": False})
     assert "--token-shift block" in floors.hint("hmm", {})
     assert "--shift-span 2" in floors.hint("recall", {})

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import json
+import math
 import os
 import shutil
 import signal
@@ -13,6 +14,7 @@ import pytest
 import torch
 from inline import Inline
 from nvcc import ROOT
+from planted_results import cell as planted_cell
 from tiny_scale import AMONG, ARCHITECTURE, SHAPE, TASKS, TINY
 
 from bwt import models, tasks, train
@@ -87,10 +89,12 @@ def test_the_rate_is_that_whose_worst_trial_is_best(reproduced):
             trials = [x for x in cells if x.trial and x.finished]
             worst = {}
             for x in trials:
-                worst[x.rate] = max(worst.get(x.rate, 0), x.metrics["kl"].mean)
+                kl = math.inf if x.at_floor() else x.metrics["kl"].mean
+                worst[x.rate] = max(worst.get(x.rate, 0), kl)
             if (task, row) == ("recall", "lstm"):
                 worst.pop(3.0, None)  # a trial of it failed
-            assert {x.rate for x in cells if x.chosen} == {min(worst, key=worst.get)}
+            best = min(worst, key=lambda rate: (worst[rate], rate != 1.0))
+            assert {x.rate for x in cells if x.chosen} == {best}
 
 
 def test_trials_are_short_and_do_not_count(reproduced):
@@ -99,7 +103,7 @@ def test_trials_are_short_and_do_not_count(reproduced):
     assert {x.study for x in trials} == {"architecture"}
     assert {x.config["steps"] for x in trials} == {2}
     assert not any(x.chosen for x in trials)
-    assert {x.seed for x in trials} == set(range(plan.TRIED))
+    assert {x.seed for x in trials} <= set(range(plan.TRIED))
 
 
 def test_a_failed_cell_is_named(reproduced):
@@ -277,6 +281,24 @@ def test_the_worst_of_two_seeds_decides(tmp_path, monkeypatch):
     assert plan.choose({1.0: {0: float("inf")}, 3.0: {0: 0.2, 1: float("nan")}}) is None
 
 
+def test_near_a_floor_no_rate_is_better_than_another(tmp_path, monkeypatch):
+    """A small rate stays nearer to a guess than a large one, and that is all."""
+    rate, trials = chosen_rate(tmp_path, monkeypatch, lambda rate, seed: plan.NOTHING)
+    assert rate == 1.0 and trials == [(0.3, 0), (1.0, 0), (3.0, 0)]
+    # One that has learned something is better than all that have not.
+    learned = {0.3: 1.5, 1.0: plan.NOTHING, 3.0: plan.NOTHING, 0.095: plan.NOTHING}
+    rate, _ = chosen_rate(tmp_path, monkeypatch, lambda rate, seed: learned[rate])
+    assert rate == 0.3
+
+
+def test_a_trial_at_a_floor_counts_as_nothing(tmp_path, monkeypatch):
+    made = reproduction(tmp_path, Inline(), ONE)
+    for kl, counts in ((0.5, 0.5), (1.5, plan.NOTHING)):
+        found = planted_cell("hmm", numbers={"kl": kl})
+        monkeypatch.setattr(Reproduction, "_cell", lambda self, x, found=found: found)
+        assert made._kl(None) == counts
+
+
 def test_what_several_rounds_of_trials_chose_can_be_gathered(tmp_path):
     """A round of trials follows from the one before it, whether it is run or only read."""
     chosen = reproduction(tmp_path, Inline(), ONE)
@@ -303,7 +325,6 @@ def test_to_diverge_at_some_rate_is_no_fault_and_at_every_rate_is_one(tmp_path, 
     status = {x.name.removeprefix("architecture-"): x.status for x in document.cells}
     assert status == {
         "hmm-lstm-rate=1-trial-seed=0": "finished",
-        "hmm-lstm-rate=1-trial-seed=1": "finished",
         "hmm-lstm-rate=3-trial-seed=0": "diverged",
         "hmm-lstm-rate=1-seed=0": "finished",
         "recall-lstm-rate=1-trial-seed=0": "diverged",
@@ -375,8 +396,8 @@ def test_quotes_follow_the_results(reproduced):
     )
     filled = quotes.fill(text, folder / "results")
     cells = [x for x in document.cells if (x.setting, x.row) == ("hmm", "mlp") and x.chosen]
-    assert f"-->{sum(x.metrics['kl'].mean for x in cells) / 2:.3g} ±" in filled
-    assert f"/kl -->{sum(x.metrics['kl'].mean for x in cells) / 2:.3g}<!--" in filled
+    # With its spread, be it called a value or a number.
+    assert filled.count(f"-->{sum(x.metrics['kl'].mean for x in cells) / 2:.3g} ±") == 2
     assert "% (1 seed)<!--" in filled
     assert "| model | accumulation (bijection) |" in filled and "| 2 heads |" in filled
     assert "old" not in filled and quotes.fill(filled, folder / "results") == filled

@@ -16,7 +16,7 @@ from bwt.reproduce.tables import freezing
 from bwt.reproduce.tables.beside import beside
 from bwt.reproduce.tables.circumstances import circumstances
 from bwt.reproduce.tables.primitives import NEEDED, verdict
-from bwt.reproduce.tables.table import percent, spread
+from bwt.reproduce.tables.table import percent, spread, spread_of
 from bwt.reproduce.tables.variants import BLIND, find, variants
 
 
@@ -55,10 +55,50 @@ def test_two_outcomes_are_not_one_with_a_wide_spread(values, text):
     assert spread(values) == text
 
 
+def test_seeds_at_a_floor_are_an_outcome_of_their_own():
+    """Between recall without elimination and a guess lies less than the factor of a gap."""
+    floors = {"uniform": 1.85, "lookup": 0.357}
+    cells = [
+        cell("bijection", seed=seed, floors=floors, numbers={"kl": kl})
+        for seed, kl in enumerate((0.36, 1.85, 0.355))
+    ]
+    text = spread_of(cells, "kl")
+    assert text == "2 of 3 seeds 0.357 ± 0.004, the other 1.85"
+
+
 def test_accuracies_are_apart_by_points():
     assert spread([0.98, 0.99, 0.3], percent) == "2 of 3 seeds 98.5% ± 0.7%, the other 30.0%"
     assert spread([0.9, 0.7], percent) == "80.0% ± 14.1%"
     assert spread([0.001, 0.02], percent).startswith("1.1%")  # a factor says little
+
+
+def test_a_curriculum_is_among_the_circumstances():
+    made = cell("bijection")
+    easier = {"curriculum": "replacement=false,true", "curriculum_steps": 3000}
+    told = circumstances({**made.config, **easier})
+    assert told.endswith("; first 3,000 steps with replacement=false,true")
+    assert "first" not in circumstances(made.config)
+
+
+def test_layers_have_no_mean_and_missing_numbers_are_counted():
+    cells = [
+        cell("bijection", seed=seed, geometry=geometry)
+        for seed, geometry in enumerate(
+            (
+                {"lookup_layer": 0.0, "pc1": 0.4, "lens_first_layer": 1.0},
+                {"lookup_layer": 1.0, "pc1": 0.5},
+                {"lookup_layer": 0.0, "pc1": 0.6},
+                {},  # nobody has looked
+            )
+        )
+    ]
+    rows = {row[""]: row["bijection: transformer"] for row in lines(document(*cells), GEOMETRY)}
+    assert rows["lookup_layer"] == "0 in 2 of 3 seeds, 1 in 1"
+    assert rows["pc1"] == "0.5 ± 0.1"
+    assert rows["lens_first_layer"] == "1 (1 of 3 seeds)"
+
+
+GEOMETRY = "geometry-architecture"
 
 
 @pytest.mark.parametrize(
@@ -153,6 +193,9 @@ def kl_of(task, predicted, posterior):
     return float((posterior * (posterior / predicted).log2().nan_to_num()).sum(-1).mean())
 
 
+CONVERGED = ((50, 0.51), (100, 0.5))
+
+
 def planted(setting, study, task, kl_like):
     """A cell with the floors of the task and the KL of one of its predictors."""
     batch = task.sample(512, generator=torch.Generator().manual_seed(0))
@@ -162,18 +205,19 @@ def planted(setting, study, task, kl_like):
     floors |= {"uniform": kl_of(task, uniform, exact)}
     entropy = float((torch.special.entr(exact).sum(-1) / math.log(2)).mean())
     kl = floors.get(kl_like, 1e-4) if isinstance(kl_like, str) else kl_like
-    made = cell(setting, study=study, task=task.name, floors=floors, numbers={"kl": kl})
+    numbers, curve = {"kl": kl}, CONVERGED
+    made = cell(setting, study=study, task=task.name, floors=floors, numbers=numbers, curve=curve)
     return replace(made, exact_entropy=entropy)
 
 
 @pytest.mark.parametrize(
     "predictor,transports",
-    [("exact", "yes"), ("memory-1", "no"), ("memory-2", "no"), ("memory-5", "no")],
+    [("exact", "yes"), *((f"memory-{k}", "no") for k in (1, 2, 5, 10))],
 )
 def test_a_filter_of_few_observations_does_not_transport(predictor, transports):
     task = tasks.get("hmm", stickiness=0.95)
     made = planted("hmm-sticky", "transport", task, predictor)
-    assert verdict(made, "memory-5") == transports
+    assert verdict(made, "memory-10") == transports
     (row,) = lines(document(made), "primitives")
     assert row["transport (hmm-sticky)"] == f"{transports} (paper yes)"
     assert row["binding (recall)"] == "- (paper yes)"
@@ -203,12 +247,24 @@ def test_recall_has_to_be_right():
     floors = {"uniform": 6.0, "unbound": 4.0}
 
     def recall(kl, accuracy):
-        return cell("recall", floors=floors, numbers={"kl": kl, "accuracy": accuracy})
+        numbers = {"kl": kl, "accuracy": accuracy}
+        return cell("recall", floors=floors, numbers=numbers, curve=CONVERGED)
 
     assert verdict(recall(0.3, 0.96), "unbound") == "yes"
     assert verdict(recall(0.3, 0.94), "unbound") == "no"
     assert verdict(recall(2.1, 0.96), "unbound") == "no"  # not half of the floor
     assert verdict(recall(4.1, 0.02), "unbound") == "not trained"
+
+
+def test_what_still_falls_is_not_said_to_lack_anything():
+    made = planted("bijection", "architecture", tasks.get("bijection", replacement=True), "lookup")
+    for curve, says in ((Curve([50, 100], [0.6, 0.4]), "not converged"), (made.curve, "no")):
+        assert verdict(replace(made, curve=curve), "lookup") == says
+    # In a run until a plateau the fall of the rate at the end is no learning.
+    curve = Curve([40, 80, 100], [0.51, 0.5, 0.3])
+    held = replace(made, curve=curve, config={**made.config, "until": "plateau"})
+    assert verdict(held, "lookup") == "no"
+    assert verdict(replace(made, curve=curve), "lookup") == "not converged"
 
 
 def test_where_the_predictor_is_unknown_nothing_is_said():
@@ -277,13 +333,13 @@ def test_steps_and_what_more_of_them_would_do():
 
 def test_a_study_has_a_line_for_each_variant():
     cells = [
-        cell("hmm", f"{n} heads", study="shape", seed=seed, x=n, numbers={"kl": n + seed})
+        cell("hmm", f"{n} heads", study="shape", seed=seed, x=n, numbers={"kl": 0.01 * (n + seed)})
         for n in (1, 2)
         for seed in (0, 1)
     ]
     rows = lines(document(*cells), "shape")
     assert [x["variant"] for x in rows] == ["1 heads", "2 heads"]
-    assert rows[0]["kl"] == "1.5 ± 0.7" and rows[0]["best floor (kl)"] == "constant 1.5"
+    assert rows[0]["kl"] == "0.015 ± 0.007" and rows[0]["best floor (kl)"] == "constant 1.5"
     assert "setting" not in rows[0] and "accuracy" not in rows[0] and "circumstances" not in rows[0]
     assert any("rows header" in note for note in table(document(*cells), "shape").notes)
 

@@ -79,5 +79,5 @@ def rates(results: Results) -> str:
         "whose worse of two seeds is better is used for all seeds. (The second seed of a rate is "
         "run only if the first leaves it a chance.) Should it be the least or the greatest, the "
         "range is extended; if it still is after that, it is marked as an edge, and a better one "
-        "may lie beyond it."
+        "may lie beyond it. Undecided: no trial has learned anything, and the preset's are taken."
     )

@@ -3,8 +3,11 @@
 from bwt import paper
 from bwt.records.results import Results, StudyText
 from bwt.report import diagnostics
-from bwt.reproduce.tables.table import Table, spread
+from bwt.reproduce.tables.table import Table, several, spread, together
 from bwt.reproduce.tables.variants import Seeds, variants
+
+# Layers, of which there is no mean.
+PLACES = ("lookup_layer", *(f"lens_beats_memory_{k}" for k in (1, 2, 5)))
 
 
 def opened(results: Results, text: StudyText) -> list[Table]:
@@ -36,4 +39,15 @@ def _has(seeds: Seeds, key: str) -> bool:
 
 
 def _over_seeds(seeds: Seeds, key: str) -> str:
-    return spread([x.geometry[key] for x in seeds.cells if key in x.geometry], outcomes=False)
+    found = [x.geometry[key] for x in seeds.cells if key in x.geometry]
+    looked = sum(bool(x.geometry) for x in seeds.cells)  # into so many seeds
+    if not found or looked == 1:
+        return spread(found)
+    missing = f" ({len(found)} of {looked} seeds)" if len(found) < looked else ""
+    return over_seeds(key, found) + missing
+
+
+def over_seeds(key: str, values: list[float]) -> str:
+    if key in PLACES:
+        return together([f"{x:g}" for x in values])
+    return several(values, outcomes=False)

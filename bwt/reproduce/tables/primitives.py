@@ -1,34 +1,37 @@
 """Which abilities a model has shown, on tasks where their lack is seen."""
 
 from bwt import paper
+from bwt.records.curves import per_doubling
 from bwt.records.results import Cell, Results
 from bwt.reproduce.tables.table import Table, together
 from bwt.reproduce.tables.variants import find, variants
 
 # (primitive, study, setting, predictor that lacks just that): `lookup` does not rule out the values
-# of other keys, `memory-5` is the exact filter of the last five observations, `unbound` knows what
+# of other keys, `memory-10` is the exact filter of the last ten observations, `unbound` knows what
 # was stored and not what belongs together.
 NEEDED = (
     ("accumulation", "architecture", "bijection", "lookup"),
-    ("transport", "transport", "hmm-sticky", "memory-5"),
-    ("transport", "transport", "hmm-missing", "memory-5"),
+    ("transport", "transport", "hmm-sticky", "memory-10"),
+    ("transport", "transport", "hmm-missing", "memory-10"),
     ("binding", "architecture", "recall", "unbound"),
     ("binding", "architecture", "bijection", "unbound"),
 )
 NEAR, FAR, RIGHT = 0.05, 2.0, 0.95
+FALLING = 0.1  # of the KL, with a doubling of the steps: more than that has not converged
 RULE = (
     f"A seed passes if its KL is at most {NEAR:.0%} of the exact entropy (recall, where that is 0: "
     f"if it answers {RIGHT:.0%} of the questions correctly) and at most 1/{FAR:g} of the KL of the "
     "predictor that lacks just this ability: accumulation: recalls repeated keys and does not rule "
-    "out the values of others; transport: the exact filter of the last five observations; binding: "
-    "knows what was stored, not what belongs together. The paper's verdicts are its own, by no "
-    "stated rule."
+    "out the values of others; transport: the exact filter of the last ten observations; binding: "
+    "knows what was stored, not what belongs together. One that does not pass and whose KL still "
+    f"falls by {FALLING:.0%} or more with a doubling of the steps has not converged. The paper's "
+    "verdicts are its own, by no stated rule."
 )
 
 
 def verdict(cell: Cell, floor: str) -> str:
-    """yes, no, not trained, or - where the task has no such predictor, or the entropy is not known;
-    see RULE."""
+    """yes, no, not converged, not trained, or - where the task has no such predictor, or the
+    entropy is not known; see RULE."""
     if floor not in cell.floors:
         return "-"
     if cell.at_floor():
@@ -40,7 +43,11 @@ def verdict(cell: Cell, floor: str) -> str:
         return "-"
     else:
         near = kl <= NEAR * cell.exact_entropy
-    return "yes" if near and kl <= cell.floors[floor].kl / FAR else "no"
+    if near and kl <= cell.floors[floor].kl / FAR:
+        return "yes"
+    slope = cell.slope()
+    falling = slope is None or per_doubling(slope.mean) >= FALLING
+    return "not converged" if falling else "no"
 
 
 def primitives(results: Results) -> Table:

@@ -13,8 +13,8 @@ SHARES_APART = 0.25  # the same for accuracies, where a factor says little
 RESOLUTION = 1e-6  # bits; what is less is rounding, and no outcome of its own
 SPREAD = (
     "Numbers are mean ± standard deviation over seeds. Where neighbours among the sorted seeds are "
-    f"at least a factor of {APART:g} apart (accuracy: {100 * SHARES_APART:g} points), seeds came "
-    "to different outcomes, and each is given by itself."
+    f"at least a factor of {APART:g} apart (accuracy: {100 * SHARES_APART:g} points), or some are "
+    "at a floor and others not, seeds came to different outcomes, and each is given by itself."
 )
 
 
@@ -41,14 +41,38 @@ def factor(x: float) -> str:
 
 
 def spread(
-    values: Sequence[float], show: Callable[[float], str] = number, *, outcomes: bool = True
+    values: Sequence[float],
+    show: Callable[[float], str] = number,
+    *,
+    outcomes: bool = True,
+    states: Sequence[str] = (),
 ) -> str:
-    """Mean and standard deviation over seeds; of several outcomes each by itself, see SPREAD."""
+    """Mean and standard deviation over seeds; of several outcomes each by itself, see SPREAD.
+    states: of each seed, if it is known; those of different ones are different outcomes."""
     if not values:
         return "-"
     if len(values) == 1 and known(values[0]):
         return f"{show(values[0])} (1 seed)"
-    parts = _outcomes(sorted(filter(known, values)), show is percent, outcomes)
+    return several(values, show, outcomes=outcomes, states=states)
+
+
+def several(
+    values: Sequence[float],
+    show: Callable[[float], str] = number,
+    *,
+    outcomes: bool = True,
+    states: Sequence[str] = (),
+) -> str:
+    """The same without a word on how many seeds there are, where they have come to one outcome."""
+    alike: dict[str, list[float]] = {}
+    for value, state in zip(values, states or [""] * len(values), strict=True):
+        alike.setdefault(state, []).append(value)
+    parts = [
+        part
+        for each in alike.values()
+        for part in _outcomes(sorted(filter(known, each)), show is percent, outcomes)
+    ]
+    parts.sort()
     texts = [_plain(part, show) for part in parts]
     sizes = [len(part) for part in parts]
     missing = len(values) - sum(sizes)
@@ -108,4 +132,8 @@ def together(words: Sequence[str]) -> str:
 
 def spread_of(cells: Sequence[Cell], metric: str) -> str:
     show = percent if metric == "accuracy" else number
-    return spread([x.metrics[metric].mean for x in cells], show)
+    return spread([x.metrics[metric].mean for x in cells], show, states=states_of(cells))
+
+
+def states_of(cells: Sequence[Cell]) -> list[str]:
+    return [x.state() for x in cells]

@@ -22,6 +22,7 @@ class Seeds:
     cells: list[Cell]  # finished
     lost: list[Cell]
     tried: list[float]  # rates
+    undecided: bool = False  # between them: all trials have learned nothing
 
     @property
     def task(self) -> str:
@@ -34,6 +35,8 @@ class Seeds:
     def rate(self) -> str:
         """The chosen factor on the preset's learning rates."""
         chosen = self.cells[0].rate
+        if self.undecided:
+            return f"{chosen:.2g} (undecided)"
         at_edge = len(self.tried) > 1 and chosen in (min(self.tried), max(self.tried))
         return f"{chosen:.2g}" + (" (edge)" if at_edge else "")
 
@@ -87,7 +90,9 @@ def _grouped(results: Results, study: str) -> Iterator[Seeds]:
         chosen = [x for x in cells if x.chosen]
         rates = {x.rate for x in chosen}
         lost = [x for x in cells if not x.finished and not x.trial and x.rate in rates]
-        yield Seeds(study, setting, row, chosen, lost, sorted({x.rate for x in cells}))
+        trials = [x for x in cells if x.trial and x.finished]
+        undecided = bool(trials) and all(x.at_floor() for x in trials)
+        yield Seeds(study, setting, row, chosen, lost, sorted({x.rate for x in cells}), undecided)
 
 
 def find(results: Results, study: str, setting: str, row: str) -> Seeds | None:
