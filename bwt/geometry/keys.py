@@ -3,7 +3,8 @@
 Mean |cos| over pairs of different addresses in a sequence, of the keys attention really uses: after
 norm, token shift, projection and rotation. `centred` takes away the mean key of the group first,
 because softmax is blind to what all keys share. The task says where its addresses are, and whether
-it needs them told apart.
+it needs them told apart. A look-up is the work of few heads, so the worth of each is given beside
+it: the bits that are lost with its keys alike.
 """
 
 import math
@@ -11,6 +12,7 @@ import math
 import torch
 from torch import Tensor
 
+from bwt.geometry.key_edits import worth_of_heads
 from bwt.geometry.stats import estimate
 from bwt.geometry.subject import Subject
 from bwt.records.estimates import Estimate, Estimates
@@ -19,6 +21,7 @@ from bwt.tasks import Addresses
 
 # A key shorter than this share of what it was before centring is rounding: it has no direction.
 NEGLIGIBLE = 1e-5
+ENOUGH = 128  # sequences to tell what a head is worth
 
 
 def keys(subject: Subject, untrained: Subject) -> Keys | Skipped:
@@ -32,7 +35,14 @@ def keys(subject: Subject, untrained: Subject) -> Keys | Skipped:
     for group in groups:
         trained, random = (_cosines(subject, trace, group) for trace in traces)
         found[group.name] = KeyGroup(trained, random, len(group.at), group.needed, group.why)
-    return Keys(found, gaussian_cosine(size), size, sequences=len(subject.batch.tokens))
+    worth = worth_of_heads(subject.part(slice(ENOUGH)))
+    return Keys(
+        found,
+        gaussian_cosine(size),
+        size,
+        sequences=len(subject.batch.tokens),
+        worth=None if worth is None else worth.tolist(),
+    )
 
 
 def _cosines(subject: Subject, trace: dict[str, Tensor], group: Addresses) -> KeyCosines:

@@ -109,9 +109,15 @@ class Keys(Record):
     gaussian: float  # of independent Gaussian vectors
     head_size: int
     sequences: int
+    # [layer][head] bits that are lost with the keys of a head alike; None in older files.
+    worth: Matrix | None = None
 
     def __post_init__(self) -> None:
         check_filled(self.groups, "groups of addresses")
+        for group in self.groups.values():
+            heads = [len(x) for x in group.trained.plain]
+            if self.worth is not None and [len(x) for x in self.worth] != heads:
+                raise RecordError("has the worth of other heads than there are")
         if len({len(group.trained.plain) for group in self.groups.values()}) > 1:
             raise RecordError("has groups of addresses with different numbers of layers")
 

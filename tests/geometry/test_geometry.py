@@ -21,8 +21,11 @@ from bwt.geometry.lengths import lengths
 from bwt.geometry.manifold import manifold
 from bwt.geometry.probes import probes
 from bwt.geometry.subject import Subject, stages
+from bwt.records.base import RecordError
 from bwt.records.estimates import Estimate
 from bwt.report.diagnostics.clusters import in_words as words_of_clusters
+from bwt.report.diagnostics.keys import SHOWN as KEYS
+from bwt.report.diagnostics.keys import dearest
 from bwt.report.diagnostics.keys import in_words as words_of_keys
 
 REPEATING = tasks.get("bijection", num_symbols=5, num_pairs=7, replacement=True)
@@ -387,6 +390,30 @@ def test_changed_keys_cost_bits_unless_softmax_is_blind_to_the_change(positions)
         assert abs(bits) < 1e-6 if edit == "shifted" else bits > 1e-3
     assert found["alike", 1] > found["halved", 1]
     assert leftovers(subject.model) == []
+
+
+def test_a_head_is_worth_what_depends_on_its_keys():
+    """All attention but that of head 1 of layer 0 is alike already."""
+    subject = draw(sharp(), REPEATING)
+    with torch.no_grad():
+        for layer, block in enumerate(subject.model.blocks):
+            block.attn.qkv.weight[: 16 if layer == 0 else 32] = 0  # queries
+    subject = dataclasses.replace(subject, exact=subject.predict().exp())
+    worth = key_edits.worth_of_heads(subject)
+    assert worth.shape == (2, 2) and worth[0, 1] > 1e-3
+    worth[0, 1] = 0
+    assert worth.max() < 1e-6
+    found = keys(subject, subject)
+    assert dearest(found) == (0, 1)
+    cosine = found.groups["value tokens"].trained.centred[0].mean[1]
+    assert KEYS.numbers["lookup_head_cosine"](found) == cosine
+    assert "In head 1 of layer 0, whose keys matter most" in words_of_keys(found)
+    # Where no head is worth anything, none is named.
+    none = dataclasses.replace(found, worth=[[0.0, 0.0], [0.0, 0.0]])
+    assert dearest(none) is None and KEYS.numbers["lookup_head_cosine"](none) is None
+    assert "matter most" not in words_of_keys(none)
+    with pytest.raises(RecordError, match="other heads"):
+        dataclasses.replace(found, worth=[[0.0, 0.0]])
 
 
 def test_changed_keys_cost_nothing_where_nothing_is_asked():

@@ -433,13 +433,19 @@ def test_diagnostics_are_summed_up_in_a_few_numbers():
         return AblatedPart(0, kind, None, mode, some, some, factor)
 
     parts = [("block", 7.0), ("block", 3.0), ("head", 7.0)]
-    both = [part(kind, f, mode) for kind, f in parts for mode in ("zero", "mean")]
+    modes = (("zero", 0.0), ("mean", 1.0))
+    both = [part(kind, f + more, mode) for kind, f in parts for mode, more in modes]
     ablation = Ablation(some, some, both, 16, [], [Interchange(0, some, some, some, some, [1])])
     geometry = Geometry(4, clusters=Skipped("ties"), ablation=ablation)
     assert diagnostics.numbers(geometry) == {
         "layer_least": 3.0,
         "layer_most": 7.0,
+        "layer_least_mean": 4.0,
+        "layer_most_mean": 8.0,
         "head_most": 0.5,
+        "head_most_layer": 0,
+        "head_most_mean": 0.5,
+        "head_most_mean_layer": 0,
     }
 
 

@@ -47,9 +47,9 @@ def _taken_out(section: Ablation, mode: str, part: str | None = None) -> list[Ab
     return [x for x in section.parts if x.mode == mode and part in (None, x.part)]
 
 
-def _layers(section: Ablation) -> list[AblatedPart]:
+def _layers(section: Ablation, mode: str = "zero") -> list[AblatedPart]:
     """Whole layers, removed."""
-    return [x for x in _taken_out(section, "zero") if x.part in ("block", "layer")]
+    return [x for x in _taken_out(section, mode) if x.part in ("block", "layer")]
 
 
 def _map(parts: Sequence[AblatedPart], title: str) -> str:
@@ -214,7 +214,7 @@ def parts_in_words(section: Ablation) -> str:
             f"{words.num(least.entropy_mae_factor)} times as large (layer {least.layer} matters "
             "least). "
         )
-    heads = sorted(_taken_out(section, "zero", "head"), key=lambda x: -x.kl_added.mean)
+    heads = _heads(section, "zero")
     if len(heads) > 1:
         first, second = heads[:2]
         text += (
@@ -263,17 +263,27 @@ def interchange_in_words(rows: Sequence[Interchange]) -> str:
     )
 
 
-def _layer_factors(section: Ablation) -> list[float]:
+def _layer_factors(section: Ablation, mode: str) -> list[float]:
     """By how much the entropy error grows without each layer, least first."""
-    return sorted(x.entropy_mae_factor for x in _layers(section))
+    return sorted(x.entropy_mae_factor for x in _layers(section, mode))
 
 
-def _head_costs(section: Ablation) -> list[float]:
+def _heads(section: Ablation, mode: str) -> list[AblatedPart]:
+    """Most important first."""
+    return sorted(_taken_out(section, mode, "head"), key=lambda x: -x.kl_added.mean)
+
+
+def _head_costs(section: Ablation, mode: str) -> list[float]:
     """KL added without each head, in bits, most first."""
-    return sorted((x.kl_added.mean for x in _taken_out(section, "zero", "head")), reverse=True)
+    return [x.kl_added.mean for x in _heads(section, mode)]
 
 
-def _at(values: list[float], index: int) -> float | None:
+def _head_layer(section: Ablation, mode: str) -> float | None:
+    """The layer of the head that matters most."""
+    return _at([x.layer for x in _heads(section, mode)], 0)
+
+
+def _at(values: Sequence[float], index: int) -> float | None:
     return values[index] if -len(values) <= index < len(values) else None
 
 
@@ -286,17 +296,26 @@ SHOWN = Shown(
     finding=finding,
     control=control,
     numbers={
-        "layer_least": lambda section: _at(_layer_factors(section), 0),
-        "layer_most": lambda section: _at(_layer_factors(section), -1),
-        "head_most": lambda section: _at(_head_costs(section), 0),
-        "head_second": lambda section: _at(_head_costs(section), 1),
+        "layer_least": lambda section: _at(_layer_factors(section, "zero"), 0),
+        "layer_most": lambda section: _at(_layer_factors(section, "zero"), -1),
+        "layer_least_mean": lambda section: _at(_layer_factors(section, "mean"), 0),
+        "layer_most_mean": lambda section: _at(_layer_factors(section, "mean"), -1),
+        "head_most": lambda section: _at(_head_costs(section, "zero"), 0),
+        "head_second": lambda section: _at(_head_costs(section, "zero"), 1),
+        "head_most_layer": lambda section: _head_layer(section, "zero"),
+        "head_most_mean": lambda section: _at(_head_costs(section, "mean"), 0),
+        "head_second_mean": lambda section: _at(_head_costs(section, "mean"), 1),
+        "head_most_mean_layer": lambda section: _head_layer(section, "mean"),
         "keys_alike": lambda section: _key_cost(section, "alike"),
         "keys_exchanged": lambda section: _key_cost(section, "exchanged"),
         "keys_shifted": lambda section: _key_cost(section, "shifted"),
     },
     legend=(
         "entropy error without the least and the most important layer, as a multiple of the "
-        "intact one; KL added in bits without the head that matters most, and the second; KL added "
+        "intact one, removed and (by mean) replaced by their mean over sequences; KL added in bits "
+        "without the head that matters most, and the second, and the layer of the former, removed "
+        "and by mean: where the two differ much, the removal took the model where it never was; KL "
+        "added "
         "in the layer where it is most with all keys alike, with those of another sequence, and "
         "(a control) with one vector taken from all"
     ),

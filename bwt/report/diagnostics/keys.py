@@ -60,7 +60,33 @@ def in_words(section: Keys) -> str:
         f"vectors of this size: {words.num(section.gaussian)})."
     )
     others = ", ".join(text for i, text in enumerate(_layers(group)) if i != layer)
-    return _whether_needed(group) + text + (f" The others: {others}." if others else "")
+    text += f" The others: {others}." if others else ""
+    return _whether_needed(group) + text + _dearest_in_words(section, group)
+
+
+def _dearest_in_words(section: Keys, group: KeyGroup) -> str:
+    place = dearest(section)
+    if place is None:
+        return ""
+    (layer, head), worth = place, section.worth or []
+    trained, untrained = (x.centred[layer].mean[head] for x in (group.trained, group.untrained))
+    return (
+        f" In head {head} of layer {layer}, whose keys matter most (alike they cost "
+        f"{words.num(worth[layer][head])} bits), it is {words.num(trained)}, and was "
+        f"{words.num(untrained)} before training."
+    )
+
+
+def dearest(section: Keys) -> tuple[int, int] | None:
+    """Layer and head whose keys cost most bits when they are alike; None if none does, or it is
+    not known."""
+    places = [
+        (worth, (layer, head))
+        for layer, heads in enumerate(section.worth or [])
+        for head, worth in enumerate(heads)
+    ]
+    worth, place = max(places, default=(0.0, None))
+    return place if worth > 0 else None
 
 
 def _whether_needed(group: KeyGroup) -> str:
@@ -103,6 +129,11 @@ def _plain_there(cosines: KeyCosines) -> float:
     return words.mean(cosines.plain[_nearest(cosines)].mean)
 
 
+def _in_dearest(section: Keys, cosines: KeyCosines) -> float | None:
+    place = dearest(section)
+    return None if place is None else cosines.centred[place[0]].mean[place[1]]
+
+
 def _least(cosines: KeyCosines) -> float:
     return words.mean(cosines.centred[_nearest(cosines)].mean)
 
@@ -121,12 +152,17 @@ SHOWN = Shown(
         "lookup_cosine_centred": lambda section: _least(_first(section).trained),
         "lookup_cosine_centred_untrained": lambda section: _least(_first(section).untrained),
         "lookup_layer": lambda section: _nearest(_first(section).trained),
+        "lookup_head_cosine": lambda section: _in_dearest(section, _first(section).trained),
+        "lookup_head_cosine_untrained": lambda section: _in_dearest(
+            section, _first(section).untrained
+        ),
     },
     legend=(
         "mean |cos| of the keys of layer 0 where addresses are shown (key tokens; HMM: the "
         "header), the same before training and without the mean key; lookup: where attention looks "
         "up (value tokens; HMM: the header), with and without the mean key, in the layer where the "
-        "latter is least, of the trained and of the untrained model, and which layer that is. A "
-        "bijection without repeated keys has nothing to look up"
+        "latter is least, of the trained and of the untrained model, and which layer that is; the "
+        "same without the mean key in the one head whose keys cost most bits when they are alike, "
+        "and in that head before training. A bijection without repeated keys has nothing to look up"
     ),
 )

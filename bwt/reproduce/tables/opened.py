@@ -7,7 +7,12 @@ from bwt.reproduce.tables.table import Table, several, spread, together
 from bwt.reproduce.tables.variants import Seeds, variants
 
 # Layers, of which there is no mean.
-PLACES = ("lookup_layer", *(f"lens_beats_memory_{k}" for k in (1, 2, 5)))
+PLACES = (
+    "lookup_layer",
+    "head_most_layer",
+    "head_most_mean_layer",
+    *(f"lens_beats_memory_{k}" for k in (1, 2, 5)),
+)
 
 
 def opened(results: Results, text: StudyText) -> list[Table]:
