@@ -4,7 +4,9 @@ Of the state in front of the head only its part in the row space of the head's w
 softmax makes a distribution of it: the prediction. That is what is clustered; in the states
 themselves, or in logits, the distance of two almost certain beliefs has no bound, and even exact
 log-posteriors do not fall into their hypotheses. How far agreement could go at all is said by the
-same done with the exact posterior, the ceiling; the states as they are stand beside it.
+same done with the exact posterior, the ceiling; the states as they are stand beside it, and so do
+exact filters that remember little: predictions that are right for the most part agree for the most
+part, however they are made.
 
 K-means; the number of clusters is the one with the best silhouette. They are compared with the
 likeliest outcome under the exact posterior (adjusted Rand index, 0 for chance), where one outcome
@@ -20,6 +22,7 @@ from torch import Tensor
 
 from bwt.geometry import stats
 from bwt.geometry.subject import Subject
+from bwt.records.floors import is_scale
 from bwt.records.geometry import Clustering, Clusters, ClusterScores, Skipped
 
 COMPONENTS = 10  # of the states; distributions are taken whole
@@ -59,6 +62,11 @@ def clusters(subject: Subject, untrained: Subject) -> Clusters | Skipped:
         predicted=describe(beliefs(subject), labels),
         predicted_untrained=scores(beliefs(untrained), labels),
         ceiling=scores(chosen(subject.exact), labels),
+        limited={
+            name: scores(chosen(q), labels)
+            for name, q in subject.task.floors(subject.batch).items()
+            if is_scale(name)
+        },
     )
 
 

@@ -330,6 +330,8 @@ class Clusters(Record):
     predicted: Clustering | None = None
     predicted_untrained: ClusterScores | None = None
     ceiling: ClusterScores | None = None
+    # Of exact filters that see the last k observations, by their name; None in older files.
+    limited: dict[str, ClusterScores] | None = None
 
     def __post_init__(self) -> None:
         added = (self.predicted, self.predicted_untrained, self.ceiling)

@@ -39,6 +39,8 @@ NUMBERS = {
     "clusters_rand_ceiling": "… agreement with the likeliest outcome",
     "clusters_rand_share": "agreement as a share of that ceiling",
     "clusters_rand_states": "agreement of clusters of the states",
+    "clusters_rand_memory_1": "agreement of an exact filter of the last observation",
+    "clusters_rand_memory_2": "agreement of one of the last 2",
     "binding_head": "best head, from a value to its key",
     "same_key_head": "… from a question to its key before",
     "answer_head": "… from a question to its answer",

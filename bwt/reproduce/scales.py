@@ -84,7 +84,16 @@ PAPER = Scale(
             },
         ),
     ),
-    about="the paper's sizes and budgets, for GPUs",
+    about="the paper's sizes and budgets, all models of equal size and depth, for GPUs",
 )
 
-SCALES = {scale.name: scale for scale in (LAPTOP, WORKSTATION, PAPER)}
+# Their baselines are alike in depth and width, not in parameters; rates are theirs, not tried.
+AUTHORS = Scale(
+    "authors",
+    "authors",
+    seeds=5,
+    studies=(studies.architecture(tuned=False, bijection={}, hmm={}, recall={}),),
+    about="models, rates and budgets as in the authors' code, for GPUs",
+)
+
+SCALES = {scale.name: scale for scale in (LAPTOP, WORKSTATION, PAPER, AUTHORS)}

@@ -49,13 +49,13 @@ def rows(setting: str, task: str, among: Iterable[str] = ROWS, **fields: Any) ->
         yield Variant(setting, row, task, model, {**fields, **options})
 
 
-def architecture(**tasks: dict[str, Any]) -> Study:
+def architecture(*, tuned: bool = True, **tasks: dict[str, Any]) -> Study:
     return Study(
         "architecture",
         "Architectures and tasks",
         "How far is each architecture from exact Bayes?",
         tuple(x for task, fields in tasks.items() for x in rows(task, task, **fields)),
-        tuned=True,
+        tuned=tuned,
         opened=(
             *((task, "transformer") for task in tasks),
             ("bijection", "mamba"),

@@ -485,6 +485,10 @@ def test_exact_beliefs_reach_the_ceiling_however_they_are_written(kind):
     # Which states as they are do not say of themselves.
     assert (found.trained.rand > 0.8) == (kind == "probabilities")
     assert "100 % of what is possible" in words_of_clusters(found)
+    # Agreement comes with right predictions: a filter that forgets has it, too.
+    forgets = [found.limited[f"memory-{k}"].rand for k in (1, 2, 5)]
+    assert 0.2 < forgets[0] < forgets[1] < forgets[2] + 0.02 and forgets[1] > 0.7
+    assert "memory-0" not in found.limited and "memory-2 0." in words_of_clusters(found)
 
 
 def test_random_states_do_not_agree_with_any_hypothesis():

@@ -472,6 +472,21 @@ def test_the_options_of_every_variant_are_known():
                 plan.plan_cell(scale, ROOT, study, x, 0)
 
 
+def test_the_authors_baselines_are_as_deep_and_wide_as_theirs():
+    scale = SCALES["authors"]
+    found = {
+        (x.task, x.row): plan.plan_cell(scale, ROOT, study, x, 0).cell.config
+        for study, x in plan.wanted(scale, ("architecture/hmm", "architecture/bijection"))
+    }
+    for row in ("mamba", "lstm"):
+        options = found["hmm", row].model_options
+        assert (options["layers"], options["width"]) == (9, 256)
+    assert found["hmm", "mlp"].model_options["layers"] == 18
+    assert found["hmm", "mamba"].lr == 1e-4 and found["bijection", "lstm"].lr == 3e-4
+    assert found["hmm", "transformer"].task_options["header"] == "tokens"
+    assert {x.optimizer for x in found.values()} == {"adamw"}
+
+
 def config_of(variant):
     return plan.plan_cell(TINY, ROOT, ARCHITECTURE, variant, 0).cell.config
 

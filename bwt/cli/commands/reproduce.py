@@ -102,7 +102,7 @@ def _print(results: Results, out: Path) -> None:
 def _estimate(arguments: argparse.Namespace, scale: Scale) -> int:
     from bwt.reproduce import cost
 
-    if scale.preset == "paper":
+    if scale.preset in ("paper", "authors"):
         costs = cost.counted(scale, arguments.seeds)
         rate = arguments.tflops * 1e12
         hours = sum(costs.values()) / rate / 3600

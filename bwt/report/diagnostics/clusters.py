@@ -42,6 +42,7 @@ def _beside(section: Clusters) -> list[Card]:
     predicted, untrained, ceiling = section.compared
     rows = {
         "exact posteriors (the ceiling)": ceiling,
+        **{f"exact filter, {name}": x for name, x in (section.limited or {}).items()},
         "predictions": predicted,
         "predictions, untrained": untrained,
         "states as they are": section.trained,
@@ -74,8 +75,15 @@ def in_words(section: Clusters) -> str:
         f"{_kind(predicted)} among the predictions; exact posteriors have silhouette "
         f"{words.num(ceiling.silhouette)}. {_agreement(predicted, untrained, ceiling)} The states "
         f"as they are: {words.num(section.trained.rand)} (untrained "
-        f"{words.num(section.untrained.rand)})."
+        f"{words.num(section.untrained.rand)}).{_limited(section)}"
     )
+
+
+def _limited(section: Clusters) -> str:
+    if not section.limited:
+        return ""
+    named = ", ".join(f"{name} {words.num(x.rand)}" for name, x in section.limited.items())
+    return f" Exact filters of the last observations agree, too: {named}."
 
 
 def _kind(found: ClusterScores) -> str:
@@ -106,6 +114,11 @@ def _share(section: Clusters) -> float | None:
     return None if ceiling.rand < NO_CEILING else predicted.rand / ceiling.rand
 
 
+def _rand_of(section: Clusters, name: str) -> float | None:
+    found = (section.limited or {}).get(name)
+    return None if found is None else found.rand
+
+
 SHOWN = Shown(
     "clusters",
     "Clusters",
@@ -119,10 +132,13 @@ SHOWN = Shown(
         "clusters_rand_ceiling": lambda section: section.ceiling and section.ceiling.rand,
         "clusters_rand_share": _share,
         "clusters_rand_states": lambda section: section.trained.rand,
+        "clusters_rand_memory_1": lambda section: _rand_of(section, "memory-1"),
+        "clusters_rand_memory_2": lambda section: _rand_of(section, "memory-2"),
     },
     legend=(
         "clusters of the predictions, and how they agree with the likeliest outcome (adjusted Rand "
         "index); both for exact posteriors, which are the ceiling; agreement as a share of that; "
-        "agreement of clusters of the states as they are"
+        "agreement of clusters of the states as they are, and of the predictions of exact filters "
+        "of the last 1 and 2 observations"
     ),
 )
