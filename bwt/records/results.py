@@ -2,7 +2,7 @@
 
 import itertools
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from bwt.records.base import Document, Record, RecordError, check_lengths, check_names
@@ -54,6 +54,7 @@ class Cell(Record):
     floors: dict[str, Floor]
     lengths: dict[str, dict[str, Estimate]]  # length -> metrics
     geometry: dict[str, float]
+    layers: dict[str, list[float | None]] = field(default_factory=dict)  # name -> of each layer
 
     def __post_init__(self) -> None:
         if not self.finished:

@@ -65,6 +65,11 @@ NUMBERS = {
     "carried_blocks": "belief carried by the outputs of all blocks",
     "carried_input": "belief carried by the input alone",
     "carried_state": "belief carried by the states of all scans",
+    "attention_entropy": "attention entropy / bits",
+    "lens_kl": "KL read off the layer / bits",
+    "values_entropy": "R² of entropy from the values",
+    "attention_removed": "KL added with its attention by mean / bits",
+    "mlp_removed": "KL added with its MLP by mean / bits",
 }
 
 

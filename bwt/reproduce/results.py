@@ -30,6 +30,7 @@ def cell(planned: Planned) -> results.Cell:
     )
     own = evaluations.own
     rows = RunDirectory(path).read_metrics()
+    geometry = read_former(path / "geometry.json", Geometry)
     return results.Cell(
         name=cell.name,
         study=planned.study.name,
@@ -52,7 +53,8 @@ def cell(planned: Planned) -> results.Cell:
         exact_entropy=own.exact.overall["entropy"].mean if own else None,
         floors=_floors(own) if own else {},
         lengths={length: _metrics(x) for length, x in evaluations.lengths.items()},
-        geometry=_numbers(path),
+        geometry={} if geometry is None else diagnostics.numbers(geometry),
+        layers={} if geometry is None else diagnostics.by_layer(geometry),
     )
 
 
@@ -70,12 +72,6 @@ def _floors(evaluation: Evaluation) -> dict[str, results.Floor]:
         name: results.Floor(score.overall["kl"].mean, score.overall["entropy_mae"].mean)
         for name, score in evaluation.floors.items()
     }
-
-
-def _numbers(path: Path) -> dict[str, float]:
-    """Of the diagnostics, if there are any."""
-    geometry = read_former(path / "geometry.json", Geometry)
-    return {} if geometry is None else diagnostics.numbers(geometry)
 
 
 def _environment(path: Path) -> dict[str, Any]:

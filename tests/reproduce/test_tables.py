@@ -101,6 +101,23 @@ def test_layers_have_no_mean_and_missing_numbers_are_counted():
 GEOMETRY = "geometry-architecture"
 
 
+def test_what_is_known_of_each_layer_is_told_by_layer():
+    def layers(*entropy):
+        return {"attention_entropy": list(entropy), "mlp_removed": [0.5, None][: len(entropy)]}
+
+    deep = [cell("bijection", seed=i, layers=layers(2.0 + i, 1.0)) for i in (0, 1)]
+    shallow = cell("hmm", layers=layers(3.0))
+    rows = lines(document(*deep, shallow), "layers-architecture")
+    told = {(row["model"], row[""]): (row["layer 0"], row["layer 1"]) for row in rows}
+    assert told == {
+        ("bijection: transformer", "attention_entropy"): ("2.5 ± 0.7", "1 ± 0"),
+        ("bijection: transformer", "mlp_removed"): ("0.5 ± 0", "-"),
+        ("hmm: transformer", "attention_entropy"): ("3", "-"),
+        ("hmm: transformer", "mlp_removed"): ("0.5", "-"),
+    }
+    assert not [x for x in tables.build(document(cell())) if x.name == "layers-architecture"]
+
+
 @pytest.mark.parametrize(
     "given,words",
     [
@@ -447,7 +464,8 @@ def test_tables_can_be_made_of_nothing():
 
 
 def test_every_number_of_the_diagnostics_has_a_name_in_words():
-    numbers = {name for shown in diagnostics.DIAGNOSTICS for name in shown.numbers}
+    shown = diagnostics.DIAGNOSTICS
+    numbers = {name for x in shown for name in (*x.numbers, *x.by_layer)}
     assert numbers == names.NUMBERS.keys() and not numbers & names.METRICS.keys()
 
 

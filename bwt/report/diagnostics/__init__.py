@@ -74,6 +74,17 @@ def numbers(geometry: Geometry) -> dict[str, float]:
     return {name: value for name, value in values.items() if known(value)}
 
 
+def by_layer(geometry: Geometry) -> dict[str, list[float | None]]:
+    """What a reproduction's tables say of each layer; what no layer has is left out."""
+    values = {
+        name: [x if known(x) else None for x in each(section)]
+        for shown, section in _told(geometry, in_order())
+        if not isinstance(section, Skipped)
+        for name, each in shown.by_layer.items()
+    }
+    return {name: value for name, value in values.items() if any(x is not None for x in value)}
+
+
 def in_order() -> list[Shown]:
     """That of the record, in which diagnostics are told outside of the page."""
     by_name = {shown.name: shown for shown in DIAGNOSTICS}

@@ -283,6 +283,11 @@ def _head_layer(section: Ablation, mode: str) -> float | None:
     return _at([x.layer for x in _heads(section, mode)], 0)
 
 
+def _part_by_layer(section: Ablation, part: str) -> list[float | None]:
+    """KL added with a part of each layer replaced by its mean."""
+    return [x.kl_added.mean for x in _taken_out(section, "mean", part)]
+
+
 def _at(values: Sequence[float], index: int) -> float | None:
     return values[index] if -len(values) <= index < len(values) else None
 
@@ -319,4 +324,8 @@ SHOWN = Shown(
         "in the layer where it is most with all keys alike, with those of another sequence, and "
         "(a control) with one vector taken from all"
     ),
+    by_layer={
+        "attention_removed": lambda section: _part_by_layer(section, "attn"),
+        "mlp_removed": lambda section: _part_by_layer(section, "mlp"),
+    },
 )

@@ -235,4 +235,7 @@ SHOWN = Shown(
         "attention entropy in bits in the first and the last layer, and the share of it that is "
         "lost between them"
     ),
+    by_layer={
+        "attention_entropy": lambda section: [words.mean(x.entropy.mean) for x in section.layers]
+    },
 )

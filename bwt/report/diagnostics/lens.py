@@ -1,5 +1,6 @@
 """What the model would answer if it stopped earlier, layer by layer."""
 
+import re
 from collections.abc import Sequence
 from functools import partial
 
@@ -95,6 +96,12 @@ def _layer(section: Lens, floor: str) -> float | None:
     return float(parts[1]) if len(parts) > 1 else -1.0
 
 
+def _by_layer(section: Lens) -> list[float | None]:
+    """KL of the tuned lens behind each layer."""
+    pairs = zip(section.stages, section.readings, strict=True)
+    return [x.tuned.mean for stage, x in pairs if re.fullmatch(r"blocks\.\d+", stage)]
+
+
 def _first_block(section: Lens) -> float | None:
     """KL of the tuned lens behind the first layer."""
     place = {name: i for i, name in enumerate(section.stages)}.get("blocks.0")
@@ -115,4 +122,5 @@ SHOWN = Shown(
         "KL in bits of what an affine map reads off the output of the first layer, and the layer "
         "(from 0) that first beats the exact filters of the last 1, 2 and 5 observations"
     ),
+    by_layer={"lens_kl": _by_layer},
 )

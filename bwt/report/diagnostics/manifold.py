@@ -177,6 +177,16 @@ def _last_label(labels: Iterable[str]) -> str:
     return ([x for x in labels if x.startswith("attention")] or labels)[-1]
 
 
+def _values_by_layer(section: Manifold) -> list[float | None]:
+    """R2 of the entropy from the best direction of the values of each layer."""
+    found = section.alignment or {}
+    layers = [int(name.split()[1]) for name in found if name.startswith("values ")]
+    return [
+        found[f"values {i}"].best_r2 if i in layers else None
+        for i in range(max(layers, default=-1) + 1)
+    ]
+
+
 SHOWN = Shown(
     "manifold",
     "States",
@@ -203,4 +213,5 @@ SHOWN = Shown(
         "component and the direction in which states move with the entropy, the same with labels "
         "of other sequences, and R2 of the entropy from the best direction"
     ),
+    by_layer={"values_entropy": _values_by_layer},
 )

@@ -23,6 +23,8 @@ class Shown:
     # Rows of a reproduction's tables: name -> the number, None where there is none.
     numbers: dict[str, Callable[[Any], float | None]] = field(default_factory=dict)
     legend: str = ""  # what the numbers are
+    # Rows of the tables by layer: name -> a value for each, None where there is none.
+    by_layer: dict[str, Callable[[Any], list[float | None]]] = field(default_factory=dict)
     # One sentence each, at the head of its chapter: what was found, and against what it stands.
     finding: Callable[[Any], str] = lambda section: ""
     control: Callable[[Any], str] = lambda section: ""

@@ -14,11 +14,19 @@ PLACES = (
     *(f"lens_beats_memory_{k}" for k in (1, 2, 5)),
 )
 
+BY_LAYER = (
+    "Attention entropy in bits, mean over heads; KL in bits of what an affine map reads off the "
+    "output of the layer; R2 of the exact entropy, within a position, from the best direction of "
+    "the values that attention reads; KL added in bits with the attention or the MLP of the layer "
+    "replaced by its mean over sequences. Mean over seeds."
+)
+
 
 def opened(results: Results, text: StudyText) -> list[Table]:
     tables = [
         _looked(results, text, "geometry", "Geometry", "geometry"),
         _looked(results, text, "ablation", "Ablation", "ablate"),
+        _by_layer(results, text),
     ]
     return [table for table in tables if table.rows]
 
@@ -37,6 +45,32 @@ def _looked(results: Results, text: StudyText, name: str, title: str, command: s
     header = ["", *(f"{x.setting}: {x.row}" for x in found), "paper"]
     table = f"{name}-{text.name}"
     return Table(table, f"{title}: {text.title}", header, rows, notes, text.name)
+
+
+def _by_layer(results: Results, text: StudyText) -> Table:
+    names = [name for x in diagnostics.in_order() for name in x.by_layer]
+    found = variants(results, text.name)
+    told = [(x, name, _layers(x, name)) for x in found for name in names]
+    told = [(x, name, layers) for x, name, layers in told if layers]
+    most = max((len(layers) for *_, layers in told), default=0)
+    rows = [
+        [name, f"{x.setting}: {x.row}", *layers, *["-"] * (most - len(layers))]
+        for x, name, layers in told
+    ]
+    header = ["", "model", *(f"layer {i}" for i in range(most))]
+    title, place = f"By layer: {text.title}", f"layers-{text.name}"
+    return Table(place, title, header, rows, [BY_LAYER] if rows else [], text.name)
+
+
+def _layers(seeds: Seeds, name: str) -> list[str]:
+    """Over the seeds, for each layer."""
+    found = [x.layers[name] for x in seeds.cells if name in x.layers]
+    columns = zip(*found, strict=True) if found else ()
+    return [_layer([x for x in column if x is not None]) for column in columns]
+
+
+def _layer(values: list[float]) -> str:
+    return several(values, outcomes=False) if values else "-"
 
 
 def _has(seeds: Seeds, key: str) -> bool:
