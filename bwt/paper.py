@@ -81,7 +81,7 @@ GEOMETRY: dict[str, str] = {
     "key_cosine": "0.052 (random 0.082); neither vectors nor positions stated",
     "attention_entropy_last": "85-90% below the first layer's",
     "attention_entropy_fall": "0.85-0.90",
-    "pc1": "84-90% (bijection)",
+    "pc1": "84-90% (values, recalled by the follow-up paper)",
     "clusters": "5, by eye (states of Mamba, HMM)",
     "layer_least": "> 10 for any layer",
     "head_most": "one head of layer 0 above all others",
@@ -100,8 +100,9 @@ NOTES: dict[str, str] = {
         "layer."
     ),
     "manifold": (
-        "The paper finds 84-90 % of the variance in the first component (bijection without "
-        "repeated keys, where entropy and position cannot be told apart)."
+        "The follow-up paper recalls 84-90 % of the variance in the first component of the last "
+        "values, of a bijection. Where its keys do not repeat, entropy and position cannot be told "
+        "apart."
     ),
     "probes": "The paper gives no probe numbers.",
     "clusters": (

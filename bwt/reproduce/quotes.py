@@ -8,8 +8,12 @@
 
     of <!-- results: laptop number shape/hmm/2 heads/pc1 -->0.35<!-- /results --> of the variance
 
+    a guess costs <!-- results: laptop floor shape/hmm/2 heads/uniform -->0.5<!-- /results -->
+
+    after <!-- results: laptop steps shape/hmm/2 heads -->6,000<!-- /results --> steps
+
 A value says how many seeds there are, a number does not; it may be of a metric or of what geometry
-found.
+found. A floor is the KL of a predictor that lacks something.
 `python -m bwt.reproduce.quotes README.md` brings them up to date; a test fails if they are not.
 """
 
@@ -19,6 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bwt.records.results import Cell, Results
+from bwt.report.words import mean, num
 from bwt.reproduce.page import markdown_table
 from bwt.reproduce.tables import build
 from bwt.reproduce.tables.opened import over_seeds
@@ -41,12 +46,13 @@ def fill(text: str, results: Path) -> str:
 
 
 def quote(marker: str, results: Path) -> str:
-    """`SCALE table NAME`, or `SCALE value|number STUDY/SETTING/ROW/NAME`."""
+    """`SCALE table NAME`, `SCALE value|number|floor STUDY/SETTING/ROW/NAME`, or
+    `SCALE steps STUDY/SETTING/ROW`."""
     scale, kind, rest = [*marker.split(maxsplit=2), "", ""][:3]
     if kind not in KINDS or not rest:
         raise ValueError(
-            f"the marker {marker!r} is not SCALE table NAME, or SCALE value|number "
-            "STUDY/SETTING/ROW/NAME"
+            f"the marker {marker!r} is not SCALE table NAME, SCALE value|number|floor "
+            "STUDY/SETTING/ROW/NAME, or SCALE steps STUDY/SETTING/ROW"
         )
     found = KINDS[kind](read_record(results / scale / "results.json", Results), rest)
     if found is None:
@@ -72,13 +78,25 @@ def _number(document: Results, place: str) -> str | None:
     return over_seeds(name, found) if found else None
 
 
+def _floor(document: Results, place: str) -> str | None:
+    cells, name = _seeds(document, place)
+    found = [x.floors[name].kl for x in cells if name in x.floors]
+    return num(mean(found)) if found else None
+
+
+def _steps(document: Results, place: str) -> str | None:
+    names = [part.strip() for part in place.split("/")]
+    seeds = find(document, *names) if len(names) == 3 else None
+    return None if seeds is None else seeds.steps()
+
+
 def _seeds(document: Results, place: str) -> tuple[Sequence[Cell], str]:
     *names, name = (part.strip() for part in place.split("/"))
     seeds = find(document, *names) if len(names) == 3 else None
     return ((), name) if seeds is None else (seeds.cells, name)
 
 
-KINDS = {"table": _table, "value": _value, "number": _number}
+KINDS = {"table": _table, "value": _value, "number": _number, "floor": _floor, "steps": _steps}
 
 
 def folder_of(page: Path) -> Path:

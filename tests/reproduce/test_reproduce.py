@@ -391,11 +391,15 @@ def test_quotes_follow_the_results(reproduced):
         "kl <!-- results: tiny value architecture/hmm/mlp/kl -->old<!-- /results --> bits\n"
         "<!-- results: tiny value shape/hmm/2 heads/accuracy -->old<!-- /results -->\n"
         "<!-- results: tiny number architecture/hmm/mlp/kl -->old<!-- /results -->\n"
+        "<!-- results: tiny floor architecture/hmm/mlp/uniform -->old<!-- /results -->\n"
+        "<!-- results: tiny steps architecture/hmm/mlp -->old<!-- /results -->\n"
         "<!-- results: tiny table primitives -->\nold\n<!-- /results -->\n"
         "<!-- results: tiny table shape -->\nold\n<!-- /results -->\n"
     )
     filled = quotes.fill(text, folder / "results")
     cells = [x for x in document.cells if (x.setting, x.row) == ("hmm", "mlp") and x.chosen]
+    uniform = sum(x.floors["uniform"].kl for x in cells) / 2
+    assert f"/uniform -->{uniform:.3g}<!--" in filled and "hmm/mlp -->4<!--" in filled
     # With its spread, be it called a value or a number.
     assert filled.count(f"-->{sum(x.metrics['kl'].mean for x in cells) / 2:.3g} ±") == 2
     assert "% (1 seed)<!--" in filled
@@ -413,6 +417,8 @@ def test_quotes_follow_the_results(reproduced):
         ("tiny value architecture/hmm/mlp", "no value for the marker"),
         ("tiny value architecture/hmm/cnn/kl", "no value for the marker"),
         ("tiny number architecture/hmm/mlp/beauty", "no number for the marker"),
+        ("tiny floor architecture/hmm/mlp/beauty", "no floor for the marker"),
+        ("tiny steps architecture/hmm", "no steps for the marker"),
         ("tiny table beauty", "no table for the marker"),
         ("tiny", "is not SCALE table NAME"),
         ("tiny hmm mlp kl", "is not SCALE table NAME"),
