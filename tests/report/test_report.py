@@ -225,7 +225,7 @@ def dissociated(ratio, low, high, *, attention=0.1, floor=0.0):
     ]
     rows = [replace(rows[0], step=0), *rows[1:]]
     slopes = records.Slopes(ratio, low, high, [2, 4], attention_factor=30.0, kl_factor=20.0)
-    return records.Dissociation(rows, [8, 16], 8, slopes, floor)
+    return records.Dissociation(rows, [8, 16], 8, slopes, floor=floor)
 
 
 @pytest.mark.parametrize(
