@@ -75,7 +75,7 @@ def slopes(steps: list[int], distance: Tensor, kl: Tensor, tremor: float) -> Slo
     part of the distance that may be noise. None if there are too few checkpoints, or KL does not
     fall far enough over them."""
     rows = compared(kl.mean(0).tolist())
-    if len(rows) < FEWEST or int(math.log2(steps[rows[0]])) == int(math.log2(steps[rows[-1]])):
+    if len(rows) < FEWEST or _doubling(steps[rows[0]]) == _doubling(steps[rows[-1]]):
         return None
 
     def less_tremor(way: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ class _Falls:
         falls = torch.stack([_falls(x, self.rows) for x in read])
         doublings: dict[int, list[int]] = {}
         for place, row in enumerate(self.rows):
-            doublings.setdefault(int(math.log2(self.steps[row])), []).append(place)
+            doublings.setdefault(_doubling(self.steps[row]), []).append(place)
         return torch.stack([falls[:, places].mean(1) for places in doublings.values()], 1)
 
 
@@ -147,6 +147,11 @@ def _falls(values: Tensor, rows: list[int]) -> Tensor:
     """How far the logarithm has come down at each of the rows from where it was before them."""
     logs = values.clamp_min(RESOLUTION).log()
     return logs[: rows[0]].max() - logs[rows]
+
+
+def _doubling(step: int) -> int:
+    """How many times 1 was doubled up to the step."""
+    return step.bit_length() - 1
 
 
 def _as_it_is(values: Tensor) -> Tensor:

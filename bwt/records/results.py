@@ -88,13 +88,13 @@ class Cell(Record):
 
     def at_floor(self) -> bool:
         """Whether it has learned nothing to speak of."""
-        return at_floor(self.metrics["kl"].mean, self._floors())
+        return at_floor(self.metrics["kl"].mean, self.floor_kl())
 
     def state(self) -> str:
         """not trained, at a floor that lacks one ability, or trained."""
-        return state_of(self.metrics["kl"].mean, self._floors())
+        return state_of(self.metrics["kl"].mean, self.floor_kl())
 
-    def _floors(self) -> dict[str, float]:
+    def floor_kl(self) -> dict[str, float]:
         return {name: floor.kl for name, floor in self.floors.items()}
 
 

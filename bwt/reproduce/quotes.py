@@ -27,7 +27,7 @@ from bwt.report.words import mean, num
 from bwt.reproduce.page import markdown_table
 from bwt.reproduce.tables import build
 from bwt.reproduce.tables.opened import over_seeds
-from bwt.reproduce.tables.table import several, spread_of, states_of
+from bwt.reproduce.tables.table import spread, spread_of, states_of
 from bwt.reproduce.tables.variants import find
 from bwt.runs.files import read_record, write_text
 
@@ -73,7 +73,8 @@ def _value(document: Results, place: str) -> str | None:
 def _number(document: Results, place: str) -> str | None:
     cells, name = _seeds(document, place)
     if cells and name in cells[0].metrics:
-        return several([x.metrics[name].mean for x in cells], states=states_of(cells))
+        found = [x.metrics[name].mean for x in cells]
+        return spread(found, states=states_of(cells), one="")
     found = [x.geometry[name] for x in cells if name in x.geometry]
     return over_seeds(name, found) if found else None
 

@@ -102,12 +102,6 @@ def _by_layer(section: Lens) -> list[float | None]:
     return [x.tuned.mean for stage, x in pairs if re.fullmatch(r"blocks\.\d+", stage)]
 
 
-def _first_block(section: Lens) -> float | None:
-    """KL of the tuned lens behind the first layer."""
-    place = {name: i for i, name in enumerate(section.stages)}.get("blocks.0")
-    return None if place is None else section.readings[place].tuned.mean
-
-
 SHOWN = Shown(
     "lens",
     "Logit lens",
@@ -115,7 +109,7 @@ SHOWN = Shown(
     cards,
     sentences={"lens": in_words},
     numbers={
-        "lens_first_layer": _first_block,
+        "lens_first_layer": lambda section: next(iter(_by_layer(section)), None),
         **{f"lens_beats_memory_{k}": partial(_layer, floor=f"{MEMORY}{k}") for k in (1, 2, 5)},
     },
     legend=(

@@ -3,7 +3,7 @@
 from bwt import paper
 from bwt.records.results import Results, StudyText
 from bwt.report import diagnostics
-from bwt.reproduce.tables.table import Table, several, spread, together
+from bwt.reproduce.tables.table import Table, spread, together
 from bwt.reproduce.tables.variants import Seeds, variants
 
 # Layers, of which there is no mean.
@@ -66,11 +66,9 @@ def _layers(seeds: Seeds, name: str) -> list[str]:
     """Over the seeds, for each layer."""
     found = [x.layers[name] for x in seeds.cells if name in x.layers]
     columns = zip(*found, strict=True) if found else ()
-    return [_layer([x for x in column if x is not None]) for column in columns]
-
-
-def _layer(values: list[float]) -> str:
-    return several(values, outcomes=False) if values else "-"
+    return [
+        spread([x for x in column if x is not None], outcomes=False, one="") for column in columns
+    ]
 
 
 def _has(seeds: Seeds, key: str) -> bool:
@@ -89,4 +87,4 @@ def _over_seeds(seeds: Seeds, key: str) -> str:
 def over_seeds(key: str, values: list[float]) -> str:
     if key in PLACES:
         return together([f"{x:g}" for x in values])
-    return several(values, outcomes=False)
+    return spread(values, outcomes=False, one="")

@@ -46,24 +46,15 @@ def spread(
     *,
     outcomes: bool = True,
     states: Sequence[str] = (),
+    one: str = " (1 seed)",
 ) -> str:
     """Mean and standard deviation over seeds; of several outcomes each by itself, see SPREAD.
-    states: of each seed, if it is known; those of different ones are different outcomes."""
+    states: of each seed, if it is known; those of different ones are different outcomes. one: what
+    is said of a number that has no spread."""
     if not values:
         return "-"
     if len(values) == 1 and known(values[0]):
-        return f"{show(values[0])} (1 seed)"
-    return several(values, show, outcomes=outcomes, states=states)
-
-
-def several(
-    values: Sequence[float],
-    show: Callable[[float], str] = number,
-    *,
-    outcomes: bool = True,
-    states: Sequence[str] = (),
-) -> str:
-    """The same without a word on how many seeds there are, where they have come to one outcome."""
+        return f"{show(values[0])}{one}"
     alike: dict[str, list[float]] = {}
     for value, state in zip(values, states or [""] * len(values), strict=True):
         alike.setdefault(state, []).append(value)

@@ -55,7 +55,7 @@ class Seeds:
         return f"{self.best_floor()} {number(self.floor_kl(self.best_floor()))}"
 
     def best_floor(self) -> str:
-        return best_floor({name: floor.kl for name, floor in self.cells[0].floors.items()})
+        return best_floor(self.cells[0].floor_kl())
 
     def floor_kl(self, name: str) -> float:
         return mean([x.floors[name].kl for x in self.cells])
@@ -69,7 +69,7 @@ class Seeds:
 def _state(cell: Cell) -> str:
     if cell.at_floor():
         return BLIND if cell.row == "mlp-position" else "not trained"
-    kl, floors = cell.metrics["kl"].mean, {name: floor.kl for name, floor in cell.floors.items()}
+    kl, floors = cell.metrics["kl"].mean, cell.floor_kl()
     lack, best = lacking(kl, floors), best_floor(floors)
     if lack is not None:
         return f"no better than {lack}"
