@@ -305,9 +305,10 @@ def recall(steps: int) -> Study:
     )
 
 
-def paper_size(steps: int, mixed_steps: int, hmm_steps: int) -> Study:
+def paper_size(steps: int, mixed_steps: int, hmm_steps: int, token_steps: int) -> Study:
     """Models of the paper's size, on a budget that a CPU can afford. mixed_steps: of the one that
-    has to build the look-up by itself."""
+    has to build the look-up by itself; token_steps: of the header of tokens, three times as long as
+    that of rows."""
     shared = {
         "optimizer": "muon",
         "lr": 3e-3,
@@ -341,7 +342,13 @@ def paper_size(steps: int, mixed_steps: int, hmm_steps: int) -> Study:
                 "hmm-tokens",
                 "9 x 256",
                 "hmm",
-                fields={**hmm, "header": "tokens", "floor": 0.05, "position_table": 153},
+                fields={
+                    **hmm,
+                    "steps": token_steps,
+                    "header": "tokens",
+                    "floor": 0.05,
+                    "position_table": 153,
+                },
             ),
         ),
         preset="paper",
@@ -352,5 +359,6 @@ def paper_size(steps: int, mixed_steps: int, hmm_steps: int) -> Study:
             ("bijection", "6 x 192, distinct keys mixed in"),
             ("hmm", "9 x 256, token shift"),
             ("hmm", "9 x 256"),
+            ("hmm-tokens", "9 x 256"),
         ),
     )
