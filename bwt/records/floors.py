@@ -15,6 +15,7 @@ NEAR = 0.05  # of a floor's KL: as good as that predictor
 ABILITIES = {
     "lookup": "recalls the value of a repeated key; does not rule out the values of other keys",
     "unbound": "knows which keys and values were seen; does not bind a key to its value",
+    "latest": "is exact from the last showing of each key; does not add up what was shown before",
     f"{MEMORY}1": "reads the current observation; does not carry the belief on from those before",
 }
 GENERAL_HINT = "more --steps, another --lr (a third of it, or three times), --optimizer muon"

@@ -14,6 +14,7 @@ LACKING = {
     "constant": "constant: knows the position only",
     "lookup": "lookup: recalls, does not rule out",
     "unbound": "unbound: knows what was seen, binds nothing",
+    "latest": "latest: keeps the last showing, adds nothing up",
     **{f"{MEMORY}{k}": f"exact, of the last {k}" for k in range(1, 100)},
     f"{MEMORY}0": "memory-0: reads the header only",
 }

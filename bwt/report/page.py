@@ -210,6 +210,7 @@ def _definitions() -> str:
             "floor",
             "a predictor that lacks an ability: uniform; constant (knows the position only); "
             "lookup (recalls, does not eliminate); unbound (knows the sets, not the pairs); "
+            "latest (keeps the last showing of a key, adds nothing up); "
             "memory-k (an exact filter that sees only the last k observations)",
         ),
         ("given position", "the mean of each position is taken away first, from both quantities"),

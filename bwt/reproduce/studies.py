@@ -86,16 +86,20 @@ def transport(steps: int) -> Study:
 
 
 def variants_of_tasks(steps: int) -> Study:
-    """The easier bijection, and the HMM as the authors generate it."""
-    tokens = {"header": "tokens", "floor": 0.05, "targets": "posterior"}
+    """The easier bijection, one with so many noisy pairs that they have to be added up, and the HMM
+    as the authors generate it: a transformer has to know which number of its header is which."""
+    noisy: dict[str, Any] = {"num_symbols": 8, "num_pairs": 16, "noise": 0.2, "steps": 2 * steps}
+    tokens = {"header": "tokens", "floor": 0.05, "targets": "posterior", "steps": steps}
+    places = {"positions": "learned", "position_table": 153}
     return Study(
         "generators",
         "Other generators",
         "What do distinct keys, noise, and the authors' HMM change?",
         (
             *rows("bijection-distinct", "bijection", replacement=False, steps=steps),
-            *rows("bijection-noisy", "bijection", num_symbols=8, noise=0.2, steps=steps),
-            *rows("hmm-tokens", "hmm", ("transformer", "mamba", "lstm"), **tokens, steps=steps),
+            *rows("bijection-noisy", "bijection", **noisy),
+            *rows("hmm-tokens", "hmm", ("transformer",), **tokens, **places),
+            *rows("hmm-tokens", "hmm", ("mamba", "lstm"), **tokens),
         ),
     )
 

@@ -12,6 +12,9 @@ from bwt.ops.bijection_posterior import MAX_NOISY_SYMBOLS
 from bwt.options import option
 from bwt.tasks._base import Addresses, Batch, Task, memorisation, shuffled, uniform
 
+# The floor `latest` is a posterior over subsets for each question; the task has one for a sequence.
+MAX_LATEST_SYMBOLS = 10
+
 
 @dataclasses.dataclass(frozen=True)
 class Bijection(Task):
@@ -155,13 +158,17 @@ class Bijection(Task):
     def floors(self, batch: Batch) -> dict[str, Tensor]:
         """Only repeated keys tell more than a uniform guess to one that lacks an ability:
         `lookup` recalls what a key was shown with and does not eliminate the values of others;
-        `unbound` knows which keys and values were seen, not which belong together."""
+        `unbound` knows which keys and values were seen, not which belong together; `latest`, where
+        showings may be wrong, is exact but for one thing: it keeps the last one of each key, and
+        adds nothing up."""
         if not self.replacement:
             return {}
         keys, shown = self._pairs(batch)
         floors = {"lookup": self._lookup(keys, shown)}
         if self.noise == 0:
-            floors = {"unbound": self._unbound(keys, shown)} | floors
+            return {"unbound": self._unbound(keys, shown)} | floors
+        if self.num_symbols <= MAX_LATEST_SYMBOLS:
+            floors["latest"] = self._latest(keys, shown)
         return floors
 
     def _lookup(self, keys: Tensor, shown: Tensor) -> Tensor:
@@ -170,6 +177,28 @@ class Bijection(Task):
         log_likelihood = likelihood.t().log()[shown]  # [B, K, V]
         earlier = (keys[:, :, None] == keys[:, None, :]).tril(-1)[..., None]  # [B, K, K, 1]
         return torch.where(earlier, log_likelihood[:, None], 0.0).sum(2).softmax(-1)
+
+    def _latest(self, keys: Tensor, shown: Tensor) -> Tensor:
+        """Each question is a sequence of its own: the showings that count, then the question."""
+        B, K = keys.shape
+        time = torch.arange(K, device=keys.device)
+        asked, shown_at, later = time[:, None, None], time[:, None], time  # [K, K, K]
+        again = (keys[:, :, None] == keys[:, None, :])[:, None]  # [B, 1, K, K]
+        again = (again & (later > shown_at) & (later < asked)).any(-1)  # [B, asked, shown_at]
+        counts = ~again & (time < time[:, None])
+        order = counts.byte().argsort(stable=True, dim=-1, descending=True)
+        number = counts.sum(-1, keepdim=True)  # [B, asked, 1]
+        kept = keys[:, None].expand(B, K, K).gather(2, order).scatter(2, number, keys[..., None])
+        values = shown[:, None].expand(B, K, K).gather(2, order)
+        length = min(K, self.num_symbols + 1)  # no key counts twice
+        posterior = ops.bijection_posterior(
+            kept[..., :length].flatten(0, 1),
+            values[..., :length].flatten(0, 1),
+            self.num_symbols,
+            channel=self.channel(keys.device),
+        ).posterior
+        row = number.flatten()[:, None, None].expand(-1, 1, self.num_symbols)
+        return posterior.gather(1, row).view(B, K, self.num_symbols).float()
 
     def _unbound(self, keys: Tensor, shown: Tensor) -> Tensor:
         known = (keys[:, :, None] == keys[:, None, :]).tril(-1).any(-1, keepdim=True)

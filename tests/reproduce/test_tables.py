@@ -248,6 +248,21 @@ def test_only_to_look_up_is_not_to_accumulate():
     assert verdict(exact, "lookup") == verdict(exact, "unbound") == "yes"
 
 
+def test_to_keep_the_last_showing_is_not_to_accumulate():
+    (fields,) = (
+        x.fields
+        for x in studies.variants_of_tasks(1).variants
+        if (x.setting, x.row) == ("bijection-noisy", "transformer")
+    )
+    options = {name: fields[name] for name in ("num_symbols", "num_pairs", "noise")}
+    task = tasks.get("bijection", replacement=True, **options)
+    for predictor, says in (("exact", "yes"), ("latest", "no"), ("lookup", "no")):
+        made = planted("bijection-noisy", "generators", task, predictor)
+        assert verdict(made, "latest") == says
+        (row,) = lines(document(made), "primitives")
+        assert row["accumulation (bijection-noisy)"] == f"{says} (paper yes)"
+
+
 def test_a_model_at_the_floor_is_not_trained():
     task = tasks.get("bijection", replacement=True)
     assert verdict(planted("bijection", "architecture", task, "uniform"), "lookup") == "not trained"
@@ -301,7 +316,11 @@ def test_seeds_that_differ_are_counted():
 
 
 def test_what_primitives_need_is_in_the_studies():
-    found = (studies.architecture(bijection={}, hmm={}, recall={}), studies.transport(1))
+    found = (
+        studies.architecture(bijection={}, hmm={}, recall={}),
+        studies.transport(1),
+        studies.variants_of_tasks(1),
+    )
     there = {(study.name, x.setting) for study in found for x in study.variants}
     assert {(study, setting) for _, study, setting, _ in NEEDED} <= there
 

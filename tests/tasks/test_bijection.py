@@ -105,7 +105,45 @@ def test_noisy_lookup_floor():
     floors = floors_of([0, 4, 0, 4, 0, 5, 0], num_symbols=3, num_pairs=4, noise=0.3)
     weights = np.array([0.15**3, 0.7**2 * 0.15, 0.15**2 * 0.7])
     np.testing.assert_allclose(floors["lookup"][3], weights / weights.sum(), rtol=1e-5)
-    assert list(floors) == ["lookup"]
+    assert list(floors) == ["lookup", "latest"]
+
+
+def last_showings(keys, shown, channel):
+    """[K, V] by enumeration: of the pairs before each question, the last one of each key."""
+    V = len(channel)
+    found = np.zeros((len(keys), V))
+    for t, asked in enumerate(keys):
+        kept = dict(zip(keys[:t], shown[:t], strict=True))
+        for pi in itertools.permutations(range(V)):
+            found[t, pi[asked]] += math.prod(channel[pi[key], y] for key, y in kept.items())
+    return found / found.sum(-1, keepdims=True)
+
+
+@pytest.mark.parametrize("num_pairs", [1, 3, 9])  # fewer than there are keys, and more
+def test_the_latest_floor_is_exact_from_the_last_showing_of_each_key(num_pairs):
+    task = tasks.get("bijection", num_symbols=4, num_pairs=num_pairs, replacement=True, noise=0.3)
+    batch = task.sample(20, generator=torch.Generator().manual_seed(0))
+    floor = task.floors(batch)["latest"].numpy()
+    channel = task.channel().double().numpy()
+    for i in range(20):
+        keys = batch.tokens[i, 0::2].tolist()
+        shown = [*(batch.tokens[i, 1::2] - 4).tolist(), 0]
+        np.testing.assert_allclose(floor[i], last_showings(keys, shown, channel), atol=1e-6)
+
+
+def test_the_latest_floor_is_exact_where_no_key_is_shown_twice():
+    task = tasks.get("bijection", num_symbols=6, num_pairs=4, replacement=True, noise=0.2)
+    batch = task.sample(64, generator=torch.Generator().manual_seed(0))
+    shown = batch.tokens[:, 0:-1:2].sort(1).values
+    once = (shown.diff(dim=1) != 0).all(1)
+    assert once.any() and not once.all()
+    off = (task.floors(batch)["latest"] - batch.posterior).abs().amax((1, 2))
+    assert off[once].max() < 1e-6 and off[~once].max() > 0.01
+
+
+def test_a_task_too_large_for_the_latest_floor_has_the_others():
+    task = tasks.get("bijection", num_symbols=11, num_pairs=3, replacement=True, noise=0.2)
+    assert list(task.floors(task.sample(2, generator=torch.Generator()))) == ["lookup"]
 
 
 def test_no_floor_without_repeated_keys():

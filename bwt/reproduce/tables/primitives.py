@@ -7,10 +7,11 @@ from bwt.reproduce.tables.table import Table, together
 from bwt.reproduce.tables.variants import find, variants
 
 # (primitive, study, setting, predictor that lacks just that): `lookup` does not rule out the values
-# of other keys, `memory-10` is the exact filter of the last ten observations, `unbound` knows what
-# was stored and not what belongs together.
+# of other keys, `latest` keeps the last showing of each key, `memory-10` is the exact filter of the
+# last ten observations, `unbound` knows what was stored and not what belongs together.
 NEEDED = (
     ("accumulation", "architecture", "bijection", "lookup"),
+    ("accumulation", "generators", "bijection-noisy", "latest"),
     ("transport", "transport", "hmm-sticky", "memory-10"),
     ("transport", "transport", "hmm-missing", "memory-10"),
     ("binding", "architecture", "recall", "unbound"),
@@ -22,7 +23,8 @@ RULE = (
     f"A seed passes if its KL is at most {NEAR:.0%} of the exact entropy (recall, where that is 0: "
     f"if it answers {RIGHT:.0%} of the questions correctly) and at most 1/{FAR:g} of the KL of the "
     "predictor that lacks just this ability: accumulation: recalls repeated keys and does not rule "
-    "out the values of others; transport: the exact filter of the last ten observations; binding: "
+    "out the values of others, or, through a noisy channel, is exact but for keeping the last "
+    "showing of each key only; transport: the exact filter of the last ten observations; binding: "
     "knows what was stored, not what belongs together. One that does not pass and whose KL still "
     f"falls by {FALLING:.0%} or more with a doubling of the steps has not converged. The paper's "
     "verdicts are its own, by no stated rule."
