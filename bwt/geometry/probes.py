@@ -2,8 +2,9 @@
 
 A ridge regression is fitted on half of the sequences and scored on the other half. R2 is measured
 against the mean (`r2`) and, with each position's mean taken away from states and targets alike,
-against one who knows the position (`within`). Two controls: labels of other sequences at the same
-position (`shuffled`, within position), and the same model with random weights.
+against one who knows the position (`within`). Two controls: the same model with random weights,
+and no model at all (`history`): a probe of what was shown, counted. What that reads as well is a
+sum of the inputs, and to find it in the states says nothing about inference.
 """
 
 from dataclasses import replace
@@ -15,7 +16,8 @@ from torch import Tensor
 from bwt.geometry.stats import estimate, ratio, varies_within
 from bwt.geometry.subject import Subject, stages
 from bwt.records.estimates import Estimate
-from bwt.records.geometry import Probes, ProbeScores, ProbeTarget
+from bwt.records.geometry import Probes, ProbeScores, ProbeTarget, Reading
+from bwt.tasks import Batch
 
 RIDGE = 1e-4  # of the mean variance of a coordinate
 ROUNDING = 1e-7  # of the size of the states: what is smaller in float32 is not information
@@ -35,9 +37,8 @@ class Probe(NamedTuple):
         return unexplained and Estimate(1 - unexplained.mean, unexplained.se)
 
 
-def fit(x: Tensor, y: Tensor, *, within: bool, order: Tensor | None = None) -> Probe:
-    """x [B, P, C] -> y [B, P, K]. order: a permutation of the sequences of the first half, to give
-    each the labels of another."""
+def fit(x: Tensor, y: Tensor, *, within: bool) -> Probe:
+    """x [B, P, C] -> y [B, P, K]."""
     x, y = x.double(), y.double()
     half = len(x) // 2
     axes = 0 if within else (0, 1)
@@ -45,8 +46,7 @@ def fit(x: Tensor, y: Tensor, *, within: bool, order: Tensor | None = None) -> P
     x = x - x[:half].mean(axes)
     mean = y[:half].mean(axes)
     y = y - mean
-    train_x, train_y = x[:half], y[:half] if order is None else y[:half][order]
-    train_x, train_y = train_x.flatten(0, 1), train_y.flatten(0, 1)
+    train_x, train_y = x[:half].flatten(0, 1), y[:half].flatten(0, 1)
     gram = train_x.t() @ train_x
     ridge = RIDGE * gram.diagonal().mean() + len(train_x) * noise
     ridge = ridge.clamp_min(torch.finfo(torch.float64).tiny)
@@ -68,18 +68,17 @@ def targets(subject: Subject) -> dict[str, Tensor]:
 
 
 def probes(subject: Subject, untrained: Subject) -> Probes:
-    generator = torch.Generator().manual_seed(0)
-    half = len(subject.batch.tokens) // 2
-    order = torch.randperm(half, generator=generator).to(subject.positions.device)
     names = stages(subject.model)
     wanted = targets(subject)
+    shown = history(subject.batch, subject.task.vocab_size)
     states, control = (s.look(*names) for s in (subject, untrained))
     return Probes(
         stages=names,
         targets={
             target: ProbeTarget(
                 varies_within=differs_within(y),
-                stages=[_scores(states[n], control[n], y, order) for n in names],
+                stages=[_scores(states[n], control[n], y) for n in names],
+                history=_reads(shown, y),
             )
             for target, y in wanted.items()
         },
@@ -92,16 +91,29 @@ def differs_within(y: Tensor) -> bool:
     return y.shape[-1] > 1 or varies_within(y[..., 0])
 
 
-def _scores(x: Tensor, untrained: Tensor, y: Tensor, order: Tensor) -> ProbeScores:
+def history(batch: Batch, vocab_size: int) -> Tensor:
+    """[B, P, C]: the token at each question, how often each was shown before, and the header."""
+    first = 0 if batch.features is None else batch.features.shape[1]
+    here = torch.nn.functional.one_hot(batch.tokens, vocab_size).double()
+    counts = torch.cat((here, here.cumsum(1) - here), -1)[:, batch.positions - first]
+    if batch.features is None:
+        return counts
+    header = batch.features.double().flatten(1)[:, None].expand(-1, counts.shape[1], -1)
+    return torch.cat((counts, header), -1)
+
+
+def _reads(x: Tensor, y: Tensor) -> Reading:
+    within = fit(x, y, within=True).r2() if differs_within(y) else None
+    return Reading(fit(x, y, within=False).r2(), within)
+
+
+def _scores(x: Tensor, untrained: Tensor, y: Tensor) -> ProbeScores:
     plain = fit(x, y, within=False)
-    scores = ProbeScores(plain.r2(), fit(untrained, y, within=False).r2())
+    control = _reads(untrained, y)
+    scores = ProbeScores(plain.r2(), control.r2)
     if differs_within(y):
-        scores = replace(
-            scores,
-            within=fit(x, y, within=True).r2(),
-            untrained_within=fit(untrained, y, within=True).r2(),
-            shuffled_within=fit(x, y, within=True, order=order).r2(),
-        )
+        within = fit(x, y, within=True).r2()
+        scores = replace(scores, within=within, untrained_within=control.within)
     if bool(((y == 0) | (y == 1)).all()):
         scores = replace(scores, accuracy=accuracy(plain), majority=majority(y))
     return scores

@@ -247,15 +247,23 @@ class ProbeScores(Record):
     untrained_r2: Estimate | None
     within: Estimate | None = None  # with the position held fixed
     untrained_within: Estimate | None = None
-    shuffled_within: Estimate | None = None  # with the labels of other sequences
     accuracy: Estimate | None = None
     majority: float | None = None  # accuracy of the more frequent answer at each position
+
+
+@dataclass(frozen=True)
+class Reading(Record):
+    """R2 of a probe; None: the target does not vary."""
+
+    r2: Estimate | None
+    within: Estimate | None = None  # with the position held fixed
 
 
 @dataclass(frozen=True)
 class ProbeTarget(Record):
     varies_within: bool  # at a fixed position
     stages: list[ProbeScores]
+    history: Reading  # of what was shown, counted, without a model
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import re
 import pytest
 import scipy.linalg
 import torch
-from planted import TASK, Believing, Planted, transformer
+from planted import TASK, Believing, Knowing, Planted, transformer
 
 from bwt import models, taps, tasks
 from bwt.geometry import ablation, causal, key_edits
@@ -19,7 +19,7 @@ from bwt.geometry.intervene import edited
 from bwt.geometry.keys import keys
 from bwt.geometry.lengths import lengths
 from bwt.geometry.manifold import manifold
-from bwt.geometry.probes import probes
+from bwt.geometry.probes import history, probes
 from bwt.geometry.subject import Subject, stages
 from bwt.records.base import RecordError
 from bwt.records.estimates import Estimate
@@ -27,6 +27,7 @@ from bwt.report.diagnostics.clusters import in_words as words_of_clusters
 from bwt.report.diagnostics.keys import SHOWN as KEYS
 from bwt.report.diagnostics.keys import dearest
 from bwt.report.diagnostics.keys import in_words as words_of_keys
+from bwt.report.diagnostics.probes import in_words as words_of_probes
 
 REPEATING = tasks.get("bijection", num_symbols=5, num_pairs=7, replacement=True)
 
@@ -245,7 +246,8 @@ def test_probes_read_what_is_planted_and_nothing_before_it_is_there():
     assert found.stages == ["embed", "blocks.0"]
     row = found.targets["eliminated"].stages[-1]
     assert row.within.mean > 0.999 and row.accuracy.mean == 1
-    assert row.shuffled_within.mean < 0.02
+    # It is a sum of what was shown, and the control without a model says so.
+    assert found.targets["eliminated"].history.within.mean > 0.999
     entropy = found.targets["entropy"]
     assert not entropy.varies_within and entropy.stages[0].within is None
 
@@ -258,6 +260,30 @@ def test_probes_read_what_is_planted_and_nothing_before_it_is_there():
     again = probes(draw(model, sequences=200), draw(model, sequences=200))
     last = again.targets["eliminated"].stages[-1]
     assert last.untrained_within == last.within and last.untrained_r2 == last.r2
+
+
+def test_what_a_count_of_the_inputs_cannot_give_is_told_from_what_it_can():
+    """The value of a repeated key is in no sum of tokens; the states of a planted model have it."""
+    task = tasks.get("bijection", num_symbols=6, num_pairs=9, replacement=True, noise=0.05)
+    found = probes(draw(Knowing(task), task, 300), draw(Knowing(task), task, 300))
+    planted = found.targets["posterior"]
+    assert planted.stages[-1].within.mean > 0.99 and planted.history.within.mean < 0.3
+    said = words_of_probes(found, "posterior")
+    assert "off a count of what was shown" in said and "a sum of the inputs" not in said
+    eliminated = probes(draw(Planted(), sequences=200), draw(Planted(), sequences=200))
+    assert "a sum of the inputs is enough" in words_of_probes(eliminated, "eliminated")
+
+
+def test_the_history_has_the_token_itself_those_before_it_and_the_header():
+    task = tasks.get("hmm", num_states=2, num_symbols=3, length=4)
+    batch = task.sample(2, generator=torch.Generator().manual_seed(0))
+    shown = history(batch, task.vocab_size)
+    tokens = batch.tokens[0].tolist()
+    for time, token in enumerate(tokens):
+        here, before, header = shown[0, time].split([3, 3, batch.features[0].numel()])
+        assert here.argmax() == token and here.sum() == 1
+        assert before.tolist() == [tokens[:time].count(symbol) for symbol in range(3)]
+        assert torch.equal(header.float(), batch.features[0].flatten())
 
 
 def test_manifold_says_when_position_and_entropy_cannot_be_told_apart():

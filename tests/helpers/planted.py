@@ -50,6 +50,33 @@ class Planted(Tapped):
         return logits if positions is None else logits[:, positions]
 
 
+class Exact(nn.Module):
+    """[B, T, O]: the exact posteriors of a task without a header, 0 where nothing is asked."""
+
+    def __init__(self, task):
+        super().__init__()
+        self.task = task
+
+    def forward(self, tokens: Tensor, features: Tensor | None = None) -> Tensor:
+        at = self.task.positions
+        targets = torch.zeros(len(tokens), len(at), dtype=torch.int64)
+        states = torch.zeros(len(tokens), tokens.shape[1], self.task.num_outcomes)
+        states[:, at] = self.task.posterior(Batch(tokens, None, at, targets, None))
+        return states
+
+
+class Knowing(Tapped):
+    """States that are the exact posteriors, from the input on."""
+
+    def __init__(self, task):
+        super().__init__()
+        self.embed = Exact(task)
+        self.blocks = nn.ModuleList([nn.Identity()])
+
+    def forward(self, tokens: Tensor, features=None, positions=None) -> Tensor:
+        return self.blocks[0](self.embed(tokens, features)).clamp_min(1e-30).log()
+
+
 class Believing(nn.Module):
     """States that are the exact posteriors of a task (`probabilities`), their logarithms (`log`),
     or `random`, and predictions made of them as they should be; `nothing`: always the same."""

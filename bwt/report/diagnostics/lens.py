@@ -1,6 +1,5 @@
 """What the model would answer if it stopped earlier, layer by layer."""
 
-import re
 from collections.abc import Sequence
 from functools import partial
 
@@ -10,7 +9,7 @@ from bwt.records.geometry import Lens
 from bwt.report import charts, words
 from bwt.report.cards import Card
 from bwt.report.charts import Series
-from bwt.report.diagnostics.probes import short_stage, stage
+from bwt.report.diagnostics.probes import is_block, short_stage, stage
 from bwt.report.diagnostics.shown import Shown
 
 
@@ -99,7 +98,7 @@ def _layer(section: Lens, floor: str) -> float | None:
 def _by_layer(section: Lens) -> list[float | None]:
     """KL of the tuned lens behind each layer."""
     pairs = zip(section.stages, section.readings, strict=True)
-    return [x.tuned.mean for stage, x in pairs if re.fullmatch(r"blocks\.\d+", stage)]
+    return [x.tuned.mean for name, x in pairs if is_block(name)]
 
 
 SHOWN = Shown(
