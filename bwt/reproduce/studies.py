@@ -104,6 +104,9 @@ def variants_of_tasks(steps: int) -> Study:
     )
 
 
+DISTINCT_FIRST = {"curriculum": "replacement=false", "curriculum_steps": 500}
+
+
 def mixed_in(steps: int) -> dict[str, Any]:
     """Every other batch has distinct keys, up to this step. Then the values that were seen tell
     something by themselves, as they do not in the task (tests/geometry/test_formation.py)."""
@@ -121,7 +124,6 @@ def lookup(steps: int) -> Study:
         return Variant("distinct keys mixed in", row, "bijection", model, fields)
 
     none = {"token_shift": "none"}
-    distinct = {"curriculum": "replacement=false", "curriculum_steps": 500}
     return Study(
         "lookup",
         "How the look-up forms",
@@ -133,8 +135,8 @@ def lookup(steps: int) -> Study:
             variant("rotary", **none, positions="rotary"),
             variant("no positions", **none, positions="none"),
             variant("rotary, 4 layers", **none, positions="rotary", layers=4),
-            variant("learned, distinct keys first", **none, **distinct),
-            variant("rotary, distinct keys first", **none, **distinct, positions="rotary"),
+            variant("learned, distinct keys first", **none, **DISTINCT_FIRST),
+            variant("rotary, distinct keys first", **none, **DISTINCT_FIRST, positions="rotary"),
             mixed("learned", **none, positions="learned"),
             mixed("rotary", **none, positions="rotary"),
             mixed("mamba", "mamba"),
@@ -336,6 +338,12 @@ def paper_size(steps: int, mixed_steps: int, hmm_steps: int, token_steps: int) -
             Variant("bijection", "6 x 192", "bijection", fields=shared),
             Variant(
                 "bijection",
+                "6 x 192, rotary, distinct keys first",
+                "bijection",
+                fields={**shared, **DISTINCT_FIRST, "positions": "rotary"},
+            ),
+            Variant(
+                "bijection",
                 "6 x 192, distinct keys mixed in",
                 "bijection",
                 fields={**shared, "steps": mixed_steps, **mixed_in(3 * mixed_steps // 5)},
@@ -360,6 +368,7 @@ def paper_size(steps: int, mixed_steps: int, hmm_steps: int, token_steps: int) -
         opened=(
             ("bijection", "6 x 192, token shift"),
             ("bijection", "6 x 192"),
+            ("bijection", "6 x 192, rotary, distinct keys first"),
             ("bijection", "6 x 192, distinct keys mixed in"),
             ("hmm", "9 x 256, token shift"),
             ("hmm", "9 x 256"),
