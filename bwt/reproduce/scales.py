@@ -50,7 +50,8 @@ WORKSTATION = Scale(
         studies.architecture(
             bijection={**PLATEAU, "steps": 12_000},
             hmm={**PLATEAU, "steps": 8000, "targets": "posterior"},
-            recall={**PLATEAU, "steps": 12_500},
+            # So few pairs that rates can be tried; more of them are a study of their own.
+            recall={"until": "solved", "steps": 12_500, "num_pairs": 4},
         ),
         studies.lookup(steps=5000),
         studies.freezing(steps=3000, at=(300, 1000)),
