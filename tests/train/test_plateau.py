@@ -1,7 +1,9 @@
 """Training until a plateau, and curricula."""
 
 import dataclasses
+import math
 
+import numpy as np
 import pytest
 from same_runs import same_files
 from small_runs import SMALL, crash, interrupt_at
@@ -41,7 +43,7 @@ def test_a_curve_that_goes_on_falling_is_trained_to_the_cap():
 
 def test_a_curve_that_levels_off_ends_soon_after():
     ending, last = end_of(lambda step: 3 * step**-0.5 if step < 500 else 3 * 500**-0.5)
-    assert 1000 <= ending <= 1600 and last == ending + round(ending / 4)
+    assert 1000 <= ending <= 2000 and last == ending + round(ending / 4)
 
 
 def test_a_model_at_a_floor_is_given_all_its_time():
@@ -52,6 +54,21 @@ def test_a_model_at_a_floor_is_given_all_its_time():
 
 def test_one_bad_evaluation_is_no_plateau():
     assert end_of(lambda step: 3 * step**-0.5 * (3 if step == 640 else 1)) == (8000, 10_000)
+
+
+def test_a_curve_that_trembles_is_not_ended_early():
+    random = np.random.default_rng(0)
+
+    def early(left):
+        """Of 200 runs, those that end before the cap: the KL is multiplied by `left` with each
+        doubling, and by chance with each evaluation."""
+
+        def curve(step):
+            return (step / 10) ** math.log2(left) * math.exp(0.15 * random.standard_normal())
+
+        return sum(end_of(curve)[0] < 8000 for _ in range(200))
+
+    assert early(0.71) <= 6 and early(1.0) >= 190
 
 
 def test_a_solved_task_is_not_trained_on():
@@ -84,7 +101,7 @@ def test_the_rate_is_held_and_then_falls():
     assert all(a > b for a, b in zip(factors[1:], factors[2:], strict=False))
 
 
-PLATEAU = dataclasses.replace(SMALL, until="plateau", steps=60, lr=1e-9, average=0.5)
+PLATEAU = dataclasses.replace(SMALL, until="plateau", steps=120, lr=1e-9, average=0.5)
 
 
 def easily_reached(monkeypatch):
@@ -95,9 +112,9 @@ def easily_reached(monkeypatch):
 def test_a_run_stops_at_its_plateau_and_resumes_to_the_same_end(tmp_path, monkeypatch):
     easily_reached(monkeypatch)
     whole = train.train(PLATEAU, tmp_path / "whole")
-    assert whole.evaluation is not None and whole.step == 35  # level at 20 and 28, and 7 more
-    assert RunDirectory(tmp_path / "whole").last_step() == 35
-    for at in (12, 30):  # before the fall and in it
+    assert whole.evaluation is not None and whole.step == 71  # level at 40 and 57, and 14 more
+    assert RunDirectory(tmp_path / "whole").last_step() == 71
+    for at in (12, 60):  # before the fall and in it
         path = tmp_path / f"stopped-{at}"
         with monkeypatch.context() as patch:
             interrupt_at(at, crash, patch)
