@@ -65,6 +65,7 @@ NUMBERS = {
     "keys_alike": "KL added with all keys alike / bits",
     "keys_exchanged": "… with those of another sequence",
     "keys_shifted": "… with one vector taken from all (control)",
+    "past_used": "share taken of what earlier observations are worth",
     "carried_blocks": "belief carried by the outputs of all blocks",
     "carried_input": "belief carried by the input alone",
     "carried_state": "belief carried by the states of all scans",

@@ -1,6 +1,7 @@
 """States of another sequence put in: who carries a belief follows it, who recomputes does not."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from bwt import models, ops, taps, tasks
 from bwt.geometry.splice import SEED, Place, exchange_steps, exchanged, places, splice, spliced
 from bwt.geometry.subject import Subject
 from bwt.records.base import plain
+from bwt.records.estimates import Estimate
 from bwt.records.geometry import Skipped, Splice
 from bwt.report.diagnostics import splice as shown
 
@@ -220,3 +222,33 @@ def test_the_report_tells_carrying_from_computing_again():
     assert "too little on the sequence" in silent
     mamba = splice(draw(build("mamba")))
     assert mamba.recurrent and len(shown.cards(mamba)) == 2
+
+
+def test_the_share_of_the_past_that_is_used_is_found():
+    whole = splice(draw(Filter(TASK, deep=TASK.length)))
+    last = splice(draw(Filter(TASK, updates=1)))  # of the last observation alone
+    assert shown.past_used(whole) == pytest.approx(1, rel=1e-3)
+    assert shown.past_used(last) == pytest.approx(0, abs=1e-6)
+    two = shown.past_used(splice(draw(Filter(TASK, updates=2))))
+    assert 0.2 < two < 0.95
+    assert "it takes 100 %" in shown.in_words(whole)
+
+
+def test_nothing_is_said_of_outputs_that_nothing_reads():
+    """Of the only layer of an LSTM: to exchange them changes no later step, in any model."""
+
+    def with_shares(layers):
+        found = splice(draw(build("lstm", layers=layers)))
+        rows = [replace(x, follows=[Estimate(0.5, 0.1)] * len(found.one)) for x in found.places]
+        return replace(found, places=rows)
+
+    subject = draw(build("lstm", layers=1), sequences=4)
+    states, position = states_of(subject.model, donor_of(subject)), int(subject.positions[STEP])
+    with exchanged(subject.model, Place("blocks"), states, position):
+        after = subject.predict()[:, STEP + 1 :]
+    assert torch.equal(after, subject.predict()[:, STEP + 1 :])
+    number = shown.SHOWN.numbers["carried_blocks"]
+    one, two = with_shares(1), with_shares(2)
+    assert number(one) is None and number(two) == 0.5
+    assert "outputs of all blocks" not in shown.in_words(one)
+    assert "outputs of all blocks" in shown.in_words(two)

@@ -93,6 +93,14 @@ def in_words(section: Splice) -> str:
     blocks, seen = (_next(_of(section, kind)[0].follows) for kind in ("blocks", "input"))
     if blocks is None or seen is None:
         return text + "Its predictions depend too little on the sequence for that to show."
+    used = past_used(section)
+    if used is not None:
+        text += (
+            "Of what the observations up to the step are worth one step later "
+            f"({words.num(section.apart[NEXT].mean)} bits), it takes {words.percent(used)}. "
+        )
+    if _unread(section):
+        return f"{text}{_by_layer(section)}".strip()
     text += (
         f"One step later its prediction has gone {words.pm(blocks)} of the way to the other's "
         "belief, continued, if the outputs of all blocks at the step are exchanged, and "
@@ -102,6 +110,20 @@ def in_words(section: Splice) -> str:
     return (
         f"{text}{'' if section.recurrent else _verdict(blocks, seen)}{_by_layer(section)}".strip()
     )
+
+
+def past_used(section: Splice) -> float | None:
+    """Of the bits that the observations up to the exchange are worth one step later, the share by
+    which the model is better off with the right ones than with others."""
+    if len(section.one) <= NEXT or not section.apart[NEXT].mean > 0:
+        return None
+    gained = section.plain[NEXT].mean - section.ceiling[NEXT].mean
+    return gained / section.apart[NEXT].mean
+
+
+def _unread(section: Splice) -> bool:
+    """Whether nothing later reads the outputs at a step: there is one layer, and it has a state."""
+    return section.recurrent and len(_of(section, "residual")) == 1
 
 
 def _verdict(blocks: Estimate, seen: Estimate) -> str:
@@ -160,12 +182,14 @@ SHOWN = Shown(
     command="ablate",
     sentences={"carried": in_words},
     numbers={
-        "carried_blocks": lambda section: _number(section, "blocks"),
+        "past_used": past_used,
+        "carried_blocks": lambda x: None if _unread(x) else _number(x, "blocks"),
         "carried_input": lambda section: _number(section, "input"),
         "carried_state": lambda section: _number(section, "state"),
     },
     legend=(
-        "share of the way to another sequence's belief one step after the outputs of all blocks, "
-        "the input alone, or the states of all scans were exchanged for those of it"
+        "of the bits that earlier observations are worth one step later, the share that the model "
+        "takes from them; share of the way to another sequence's belief one step after the outputs "
+        "of all blocks, the input alone, or the states of all scans were exchanged for those of it"
     ),
 )
