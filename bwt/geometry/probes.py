@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from bwt.geometry.stats import estimate, ratio, varies_within
 from bwt.geometry.subject import Subject, stages
@@ -94,8 +95,9 @@ def differs_within(y: Tensor) -> bool:
 def history(batch: Batch, vocab_size: int) -> Tensor:
     """[B, P, C]: the token at each question, how often each was shown before, and the header."""
     first = 0 if batch.features is None else batch.features.shape[1]
-    here = torch.nn.functional.one_hot(batch.tokens, vocab_size).double()
-    counts = torch.cat((here, here.cumsum(1) - here), -1)[:, batch.positions - first]
+    here = functional.one_hot(batch.tokens, vocab_size).double()
+    counts = torch.cat((here, here.cumsum(1) - here), -1)
+    counts = functional.pad(counts, (0, 0, first, 0))[:, batch.positions]
     if batch.features is None:
         return counts
     header = batch.features.double().flatten(1)[:, None].expand(-1, counts.shape[1], -1)

@@ -182,10 +182,10 @@ class Bijection(Task):
         """Each question is a sequence of its own: the showings that count, then the question."""
         B, K = keys.shape
         time = torch.arange(K, device=keys.device)
-        asked, shown_at, later = time[:, None, None], time[:, None], time  # [K, K, K]
-        again = (keys[:, :, None] == keys[:, None, :])[:, None]  # [B, 1, K, K]
-        again = (again & (later > shown_at) & (later < asked)).any(-1)  # [B, asked, shown_at]
-        counts = ~again & (time < time[:, None])
+        again = (keys[:, :, None] == keys[:, None, :]).triu(1)  # [B, K, K]
+        replaced = torch.where(again.any(-1), again.byte().argmax(-1), K)  # [B, K], by which one
+        asked = time[:, None]
+        counts = (time < asked) & (asked <= replaced[:, None])  # [B, asked, K]
         order = counts.byte().argsort(stable=True, dim=-1, descending=True)
         number = counts.sum(-1, keepdim=True)  # [B, asked, 1]
         kept = keys[:, None].expand(B, K, K).gather(2, order).scatter(2, number, keys[..., None])

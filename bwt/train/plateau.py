@@ -4,9 +4,9 @@ The learning rate is held, because a schedule would need to know the end. The KL
 steps a factor of sqrt(2) apart; the plateau is reached when a line through those of the last two
 doublings falls by less than a tenth with a doubling, twice in a row. (Two single values a doubling
 apart tremble too much: of runs whose KL falls by 29% with each doubling and trembles by 15%, one in
-four would end early, and so one in a hundred.) A model at a floor has not begun to learn and goes
-on: it may be about to; one that is still in its curriculum is not judged. Then the rate falls to 0
-over a quarter as many steps again, which is part of the budget.
+four would end early; by the line it is one in a hundred.) A model at a floor has not begun to learn
+and goes on: it may be about to; one that is still in its curriculum is not judged. Then the rate
+falls to 0 over a quarter as many steps again, which is part of the budget.
 
 Where the answer is a certainty, as in recall, the KL falls for ever. A run until it has solved its
 task also ends at a hundredth of the KL of a model that has learned nothing, from where the fall of
