@@ -75,7 +75,7 @@ PAPER = Scale(
         studies.architecture(
             bijection={},
             # A table of positions that reaches beyond the length of training, as the paper's does.
-            hmm={"targets": "posterior", "header": "tokens", "floor": 0.05, "position_table": 153},
+            hmm={"targets": "posterior", **studies.TOKENS, **studies.TOKEN_PLACES},
             recall={
                 "num_pairs": 64,
                 "num_keys": 256,

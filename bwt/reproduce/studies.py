@@ -85,12 +85,18 @@ def transport(steps: int) -> Study:
     )
 
 
+# The HMM as the authors generate it, and a table of positions for their longest test, 50
+# observations.
+TOKENS: dict[str, Any] = {"header": "tokens", "floor": 0.05}
+TOKEN_PLACES = {"position_table": 153}
+
+
 def variants_of_tasks(steps: int) -> Study:
     """The easier bijection, one with so many noisy pairs that they have to be added up, and the HMM
     as the authors generate it: a transformer has to know which number of its header is which."""
     noisy: dict[str, Any] = {"num_symbols": 8, "num_pairs": 16, "noise": 0.2, "steps": 2 * steps}
-    tokens = {"header": "tokens", "floor": 0.05, "targets": "posterior", "steps": steps}
-    places = {"positions": "learned", "position_table": 153}
+    tokens = {**TOKENS, "targets": "posterior", "steps": steps}
+    places = {"positions": "learned", **TOKEN_PLACES}
     return Study(
         "generators",
         "Other generators",
@@ -354,13 +360,7 @@ def paper_size(steps: int, mixed_steps: int, hmm_steps: int, token_steps: int) -
                 "hmm-tokens",
                 "9 x 256",
                 "hmm",
-                fields={
-                    **hmm,
-                    "steps": token_steps,
-                    "header": "tokens",
-                    "floor": 0.05,
-                    "position_table": 153,
-                },
+                fields={**hmm, "steps": token_steps, **TOKENS, **TOKEN_PLACES},
             ),
         ),
         preset="paper",
