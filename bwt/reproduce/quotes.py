@@ -19,16 +19,15 @@ found. A floor is the KL of a predictor that lacks something.
 
 import re
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-from bwt.records.results import Cell, Results
+from bwt.records.results import Results
 from bwt.report.words import mean, num
 from bwt.reproduce.page import markdown_table
 from bwt.reproduce.tables import build
 from bwt.reproduce.tables.opened import over_seeds
 from bwt.reproduce.tables.table import spread, spread_of, states_of
-from bwt.reproduce.tables.variants import find
+from bwt.reproduce.tables.variants import Seeds, find
 from bwt.runs.files import read_record, write_text
 
 MARKED = re.compile(r"(<!-- results: ([^>]*?) -->)(.*?)(<!-- /results -->)", re.S)
@@ -66,22 +65,26 @@ def _table(document: Results, name: str) -> str | None:
 
 
 def _value(document: Results, place: str) -> str | None:
-    cells, metric = _seeds(document, place)
-    return spread_of(cells, metric) if cells and metric in cells[0].metrics else None
+    seeds, metric = _seeds(document, place)
+    if seeds is None or metric not in seeds.cells[0].metrics:
+        return None
+    return spread_of(seeds.cells, metric)
 
 
 def _number(document: Results, place: str) -> str | None:
-    cells, name = _seeds(document, place)
-    if cells and name in cells[0].metrics:
-        found = [x.metrics[name].mean for x in cells]
-        return spread(found, states=states_of(cells), one="")
-    found = [x.geometry[name] for x in cells if name in x.geometry]
+    seeds, name = _seeds(document, place)
+    if seeds is None:
+        return None
+    if name in seeds.cells[0].metrics:
+        found = [x.metrics[name].mean for x in seeds.cells]
+        return spread(found, states=states_of(seeds.cells), one="")
+    found = [x.geometry[name] for x in seeds.opened() if name in x.geometry]
     return over_seeds(name, found) if found else None
 
 
 def _floor(document: Results, place: str) -> str | None:
-    cells, name = _seeds(document, place)
-    found = [x.floors[name].kl for x in cells if name in x.floors]
+    seeds, name = _seeds(document, place)
+    found = [x.floors[name].kl for x in seeds.cells if name in x.floors] if seeds else []
     return num(mean(found)) if found else None
 
 
@@ -91,10 +94,9 @@ def _steps(document: Results, place: str) -> str | None:
     return None if seeds is None else seeds.steps()
 
 
-def _seeds(document: Results, place: str) -> tuple[Sequence[Cell], str]:
+def _seeds(document: Results, place: str) -> tuple[Seeds | None, str]:
     *names, name = (part.strip() for part in place.split("/"))
-    seeds = find(document, *names) if len(names) == 3 else None
-    return ((), name) if seeds is None else (seeds.cells, name)
+    return find(document, *names) if len(names) == 3 else None, name
 
 
 KINDS = {"table": _table, "value": _value, "number": _number, "floor": _floor, "steps": _steps}

@@ -101,6 +101,27 @@ def test_layers_have_no_mean_and_missing_numbers_are_counted():
 GEOMETRY = "geometry-architecture"
 
 
+def opened_at(*kl):
+    """A seed for each KL, with its place as the share of the first component."""
+    return [
+        cell("bijection", seed=i, geometry={"pc1": float(i)}, numbers={"kl": x})
+        for i, x in enumerate(kl)
+    ]
+
+
+def test_a_seed_at_a_floor_is_not_among_the_diagnostics():
+    guess = FLOORS["uniform"]
+    (row,) = lines(document(*opened_at(0.01, guess, 0.01)), GEOMETRY)
+    assert row["bijection: transformer, 2 of 3 seeds"] == "1 ± 1"  # of 0 and 2
+    (row,) = lines(document(*opened_at(0.01, guess)), GEOMETRY)
+    assert row["bijection: transformer, 1 of 2 seeds"] == "0 (1 seed)"
+
+
+def test_where_all_seeds_are_at_a_floor_the_diagnostics_say_so():
+    (row,) = lines(document(*opened_at(*[FLOORS["uniform"]] * 2)), GEOMETRY)
+    assert row["bijection: transformer, not trained"] == "0.5 ± 0.7"
+
+
 def test_what_is_known_of_each_layer_is_told_by_layer():
     def layers(*entropy):
         return {"attention_entropy": list(entropy), "mlp_removed": [0.5, None][: len(entropy)]}

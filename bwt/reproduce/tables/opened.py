@@ -42,7 +42,7 @@ def _looked(results: Results, text: StudyText, name: str, title: str, command: s
     ]
     legend = "; ".join(x.legend for x in shown if set(x.numbers) & set(names))
     notes = [f"`bwt {command}`. {legend[:1].upper()}{legend[1:]}."]
-    header = ["", *(f"{x.setting}: {x.row}" for x in found), "paper"]
+    header = ["", *(_model(x) for x in found), "paper"]
     table = f"{name}-{text.name}"
     return Table(table, f"{title}: {text.title}", header, rows, notes, text.name)
 
@@ -53,18 +53,24 @@ def _by_layer(results: Results, text: StudyText) -> Table:
     told = [(x, name, _layers(x, name)) for x in found for name in names]
     told = [(x, name, layers) for x, name, layers in told if layers]
     most = max((len(layers) for *_, layers in told), default=0)
-    rows = [
-        [name, f"{x.setting}: {x.row}", *layers, *["-"] * (most - len(layers))]
-        for x, name, layers in told
-    ]
+    rows = [[name, _model(x), *layers, *["-"] * (most - len(layers))] for x, name, layers in told]
     header = ["", "model", *(f"layer {i}" for i in range(most))]
     title, place = f"By layer: {text.title}", f"layers-{text.name}"
     return Table(place, title, header, rows, [BY_LAYER] if rows else [], text.name)
 
 
+def _model(seeds: Seeds) -> str:
+    """Its name, and which of its seeds are meant if some are at a floor."""
+    name, opened = f"{seeds.setting}: {seeds.row}", seeds.opened()
+    if all(x.at_floor() for x in opened):
+        return f"{name}, not trained"
+    trained = sum(not x.at_floor() for x in seeds.cells)
+    return name if trained == len(seeds.cells) else f"{name}, {trained} of {len(seeds.cells)} seeds"
+
+
 def _layers(seeds: Seeds, name: str) -> list[str]:
     """Over the seeds, for each layer."""
-    found = [x.layers[name] for x in seeds.cells if name in x.layers]
+    found = [x.layers[name] for x in seeds.opened() if name in x.layers]
     columns = zip(*found, strict=True) if found else ()
     return [
         spread([x for x in column if x is not None], outcomes=False, one="") for column in columns
@@ -72,12 +78,13 @@ def _layers(seeds: Seeds, name: str) -> list[str]:
 
 
 def _has(seeds: Seeds, key: str) -> bool:
-    return any(key in x.geometry for x in seeds.cells)
+    return any(key in x.geometry for x in seeds.opened())
 
 
 def _over_seeds(seeds: Seeds, key: str) -> str:
-    found = [x.geometry[key] for x in seeds.cells if key in x.geometry]
-    looked = sum(bool(x.geometry) for x in seeds.cells)  # into so many seeds
+    opened = seeds.opened()
+    found = [x.geometry[key] for x in opened if key in x.geometry]
+    looked = sum(bool(x.geometry) for x in opened)  # into so many seeds
     if not found or looked == 1:
         return spread(found)
     missing = f" ({len(found)} of {looked} seeds)" if len(found) < looked else ""

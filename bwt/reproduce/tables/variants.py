@@ -60,6 +60,12 @@ class Seeds:
     def floor_kl(self, name: str) -> float:
         return mean([x.floors[name].kl for x in self.cells])
 
+    def opened(self) -> list[Cell]:
+        """Those that were looked into. Inside a model at a floor is what it began with: it is no
+        seed of the others, and stands for itself only where there are no others."""
+        looked = [x for x in self.cells if x.geometry or x.layers]
+        return [x for x in looked if not x.at_floor()] or looked
+
     def learned(self) -> str:
         """Whether anything was, and which seeds are not among the numbers."""
         lost = [f"seed {x.seed} {x.status}" for x in self.lost]
