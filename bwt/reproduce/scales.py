@@ -46,7 +46,7 @@ WORKSTATION = Scale(
     "quick",
     seeds=5,
     studies=(
-        studies.paper_size(steps=2400, mixed_steps=4000, hmm_steps=2000, token_steps=1500),
+        studies.paper_size(steps=2400, lookup_steps=5000, hmm_steps=2000, token_steps=1500),
         studies.architecture(
             bijection={**PLATEAU, "steps": 12_000},
             hmm={**PLATEAU, "steps": 8000, "targets": "posterior"},

@@ -130,6 +130,7 @@ def lookup(steps: int) -> Study:
         return Variant("distinct keys mixed in", row, "bijection", model, fields)
 
     none = {"token_shift": "none"}
+    longer = {**none, "steps": 10 * steps}
     return Study(
         "lookup",
         "How the look-up forms",
@@ -141,6 +142,8 @@ def lookup(steps: int) -> Study:
             variant("rotary", **none, positions="rotary"),
             variant("no positions", **none, positions="none"),
             variant("rotary, 4 layers", **none, positions="rotary", layers=4),
+            variant("learned, ten times as long", **longer, positions="learned"),
+            variant("rotary, ten times as long", **longer, positions="rotary"),
             variant("learned, distinct keys first", **none, **DISTINCT_FIRST),
             variant("rotary, distinct keys first", **none, **DISTINCT_FIRST, positions="rotary"),
             mixed("learned", **none, positions="learned"),
@@ -150,6 +153,8 @@ def lookup(steps: int) -> Study:
         ),
         opened=(
             ("bijection", "token shift"),
+            ("bijection", "learned, ten times as long"),
+            ("bijection", "rotary, ten times as long"),
             ("bijection", "rotary, distinct keys first"),
             ("distinct keys mixed in", "learned"),
         ),
@@ -317,10 +322,10 @@ def recall(steps: int) -> Study:
     )
 
 
-def paper_size(steps: int, mixed_steps: int, hmm_steps: int, token_steps: int) -> Study:
-    """Models of the paper's size, on a budget that a CPU can afford. mixed_steps: of the one that
-    has to build the look-up by itself; token_steps: of the header of tokens, three times as long as
-    that of rows."""
+def paper_size(steps: int, lookup_steps: int, hmm_steps: int, token_steps: int) -> Study:
+    """Models of the paper's size, on a budget that a CPU can afford. lookup_steps: of the one that
+    has to build the look-up by itself, as many as two layers have; token_steps: of the header of
+    tokens, three times as long as that of rows."""
     shared = {
         "optimizer": "muon",
         "lr": 3e-3,
@@ -334,6 +339,7 @@ def paper_size(steps: int, mixed_steps: int, hmm_steps: int, token_steps: int) -
     }
     hmm = {**shared, "targets": "posterior", "logit_scale": 1.0, "steps": hmm_steps}
     shifted = {"token_shift": "input"}
+    distinct = {**shared, **DISTINCT_FIRST, "positions": "rotary"}
     block = {"token_shift": "block", "positions": "none", "position_table": 0}
     return Study(
         "paper-size",
@@ -343,16 +349,13 @@ def paper_size(steps: int, mixed_steps: int, hmm_steps: int, token_steps: int) -
             Variant("bijection", "6 x 192, token shift", "bijection", fields={**shared, **shifted}),
             Variant("bijection", "6 x 192", "bijection", fields=shared),
             Variant(
-                "bijection",
-                "6 x 192, rotary, distinct keys first",
-                "bijection",
-                fields={**shared, **DISTINCT_FIRST, "positions": "rotary"},
+                "bijection", "6 x 192, rotary, distinct keys first", "bijection", fields=distinct
             ),
             Variant(
                 "bijection",
-                "6 x 192, distinct keys mixed in",
+                "6 x 192, rotary, distinct keys first, longer",
                 "bijection",
-                fields={**shared, "steps": mixed_steps, **mixed_in(3 * mixed_steps // 5)},
+                fields={**distinct, "steps": lookup_steps},
             ),
             Variant("hmm", "9 x 256, token shift", "hmm", fields={**hmm, **block}),
             Variant("hmm", "9 x 256", "hmm", fields={**hmm, "position_table": 50}),
@@ -369,7 +372,7 @@ def paper_size(steps: int, mixed_steps: int, hmm_steps: int, token_steps: int) -
             ("bijection", "6 x 192, token shift"),
             ("bijection", "6 x 192"),
             ("bijection", "6 x 192, rotary, distinct keys first"),
-            ("bijection", "6 x 192, distinct keys mixed in"),
+            ("bijection", "6 x 192, rotary, distinct keys first, longer"),
             ("hmm", "9 x 256, token shift"),
             ("hmm", "9 x 256"),
             ("hmm-tokens", "9 x 256"),
