@@ -6,8 +6,9 @@ sentences in a file of bwt/report/diagnostics, and a line in each of the two lis
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
-from torch import nn
+from torch import Tensor, nn
 
 from bwt.geometry import ablation, splice
 from bwt.geometry.attention import attention
@@ -16,6 +17,7 @@ from bwt.geometry.clusters import clusters
 from bwt.geometry.dissociation import dissociation
 from bwt.geometry.examples import examples
 from bwt.geometry.formation import formation
+from bwt.geometry.key_edits import worth_of_heads
 from bwt.geometry.keys import keys
 from bwt.geometry.lengths import lengths
 from bwt.geometry.lens import lens
@@ -49,6 +51,11 @@ class Opened:
         """On a quarter of the sequences, for what is repeated at every checkpoint."""
         return self.subject.part(slice(max(8, len(self.subject.batch.tokens) // 4)))
 
+    @cached_property
+    def worth(self) -> Tensor | None:
+        """Of each head: two diagnostics ask for it, and it takes a run of the model for each."""
+        return worth_of_heads(self.few)
+
 
 @dataclass(frozen=True)
 class Diagnostic:
@@ -69,7 +76,12 @@ def _lengths(x: Opened, bar: Bar) -> Record:
 
 LOOKING = (
     Diagnostic("examples", records.Examples, lambda x, bar: examples(x.subject, x.steps, x.load)),
-    Diagnostic("keys", records.Keys, lambda x, bar: keys(x.subject, x.untrained), has_attention),
+    Diagnostic(
+        "keys",
+        records.Keys,
+        lambda x, bar: keys(x.subject, x.untrained, x.worth),
+        has_attention,
+    ),
     Diagnostic(
         "attention",
         records.Attention,
@@ -106,7 +118,7 @@ LOOKING = (
     Diagnostic(
         "dissociation",
         records.Dissociation,
-        lambda x, bar: dissociation(x.few, x.steps, x.load, bar.tick, x.decay),
+        lambda x, bar: dissociation(x.few, x.steps, x.load, bar.tick, x.decay, x.worth),
         lacks=lacks_states,
         work=lambda x: len(x.steps),
     ),

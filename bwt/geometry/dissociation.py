@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 
 from bwt.geometry import stats
-from bwt.geometry.key_edits import worth_of_heads
 from bwt.geometry.probes import fit
 from bwt.geometry.settling import slopes
 from bwt.geometry.subject import Subject, blocks, has_attention, stages
@@ -37,12 +36,14 @@ def dissociation(
     load: Callable[[int], nn.Module],
     tick: Callable[[], None],
     decay: str | None = None,
+    worth: Tensor | None = None,
 ) -> Dissociation:
     """load: gives the model as it was at a step. The first step is 0, before training; the last two
-    of the others are the references."""
+    of the others are the references. worth: of each head at the end, see
+    key_edits.worth_of_heads."""
     late = steps[1:][-2:]
     references = _References([_Snapshot(subject.of(load(step))) for step in late])
-    shares = _shares(subject.of(load(late[-1]))) if references.first.maps else None
+    shares = _shares(worth)
     rows, ways, kl = [], [], []
     for step in steps:
         snapshot = _Snapshot(subject.of(load(step)))
@@ -78,9 +79,8 @@ def dissociation(
     )
 
 
-def _shares(last: Subject) -> Tensor | None:
+def _shares(worth: Tensor | None) -> Tensor | None:
     """[layers, heads] of what all heads are worth together; None: all count alike."""
-    worth = worth_of_heads(last)
     if worth is None or not worth.max() > WORTHLESS:
         return None
     return worth / worth.sum()

@@ -12,7 +12,6 @@ import math
 import torch
 from torch import Tensor
 
-from bwt.geometry.key_edits import worth_of_heads
 from bwt.geometry.stats import estimate
 from bwt.geometry.subject import Subject
 from bwt.records.estimates import Estimate, Estimates
@@ -21,11 +20,11 @@ from bwt.tasks import Addresses
 
 # A key shorter than this share of what it was before centring is rounding: it has no direction.
 NEGLIGIBLE = 1e-5
-ENOUGH = 128  # sequences to tell what a head is worth
 
 
-def keys(subject: Subject, untrained: Subject) -> Keys | Skipped:
-    """Per group of addresses, layer and head, beside the same model with random weights."""
+def keys(subject: Subject, untrained: Subject, worth: Tensor | None = None) -> Keys | Skipped:
+    """Per group of addresses, layer and head, beside the same model with random weights. worth: of
+    each head, see key_edits.worth_of_heads."""
     groups = [group for group in subject.task.addresses if len(group.at) > 1]
     if not groups:
         return Skipped("there are no two addresses in a sequence")
@@ -35,7 +34,6 @@ def keys(subject: Subject, untrained: Subject) -> Keys | Skipped:
     for group in groups:
         trained, random = (_cosines(subject, trace, group) for trace in traces)
         found[group.name] = KeyGroup(trained, random, len(group.at), group.needed, group.why)
-    worth = worth_of_heads(subject.part(slice(ENOUGH)))
     return Keys(
         found,
         gaussian_cosine(size),

@@ -9,6 +9,7 @@ from planted import TASK, Keyed, Maps, Planted, Staged
 
 from bwt.geometry import stats
 from bwt.geometry.dissociation import dissociation, no_worse_than
+from bwt.geometry.key_edits import worth_of_heads
 from bwt.geometry.settling import compared
 from bwt.geometry.subject import Subject
 from bwt.records.base import RecordError
@@ -40,7 +41,8 @@ def examine(maps, kl, steps=STEPS, decay=None):
     """Of maps and KL (as a share of that before training) by step."""
     checkpoints = {step: Staged(maps(step), error=error_of(kl(step))) for step in steps}
     subject = Subject.draw(TASK, checkpoints[steps[-1]], 64)
-    return dissociation(subject, steps, checkpoints.get, lambda: None, decay)
+    worth = worth_of_heads(subject)
+    return dissociation(subject, steps, checkpoints.get, lambda: None, decay, worth)
 
 
 def from_the_limit(maps):
@@ -121,7 +123,8 @@ def test_a_head_that_nothing_depends_on_has_no_say():
     def found(used):
         checkpoints = {step: checkpoint(step, used) for step in STEPS}
         subject = Subject.draw(TASK, checkpoints[STEPS[-1]], 64)
-        return dissociation(subject, STEPS, checkpoints.get, lambda: None)
+        worth = worth_of_heads(subject)
+        return dissociation(subject, STEPS, checkpoints.get, lambda: None, worth=worth)
 
     first, second, neither = found(0), found(1), found(None)
     assert torch.tensor(first.shares).sum(1).tolist() == pytest.approx([1, 0])

@@ -427,9 +427,9 @@ def test_a_head_is_worth_what_depends_on_its_keys():
     subject = dataclasses.replace(subject, exact=subject.predict().exp())
     worth = key_edits.worth_of_heads(subject)
     assert worth.shape == (2, 2) and worth[0, 1] > 1e-3
+    found = keys(subject, subject, worth)
     worth[0, 1] = 0
     assert worth.max() < 1e-6
-    found = keys(subject, subject)
     assert dearest(found) == (0, 1)
     cosine = found.groups["value tokens"].trained.centred[0].mean[1]
     assert KEYS.numbers["lookup_head_cosine"](found) == cosine
