@@ -89,7 +89,7 @@ class Evaluation(Record):
         return beats(self.model.overall["kl"], self.floor_kl())
 
     def state(self) -> str:
-        """ "not trained", "at" a floor that lacks one ability, or "trained"; see state_of."""
+        """Whether it is trained, and which floor it is at if not; see state_of."""
         return state_of(self.model.overall["kl"].mean, self._floor_kls())
 
     def entropy_proves_nothing(self) -> bool:

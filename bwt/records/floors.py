@@ -64,11 +64,15 @@ def lacking(kl: float, floors: Mapping[str, float]) -> str | None:
 
 def state_of(kl: float, floors: Mapping[str, float]) -> str:
     """Of a result, for a table: "not trained", "at lookup" (or another floor that lacks one
-    ability), or "trained". What is not trained says nothing about what the model could do."""
+    ability), "worse than lookup" (or another that is the best), or "trained". What is not trained
+    says nothing about what the model could do."""
     if at_floor(kl, floors):
         return "not trained"
     floor = lacking(kl, floors)
-    return "trained" if floor is None else f"at {floor}"
+    if floor is not None:
+        return f"at {floor}"
+    best = best_floor(floors)
+    return "trained" if kl < floors[best] else f"worse than {best}"
 
 
 def hint(task: str, options: Mapping[str, Any]) -> str:

@@ -91,7 +91,7 @@ class Cell(Record):
         return at_floor(self.metrics["kl"].mean, self.floor_kl())
 
     def state(self) -> str:
-        """not trained, at a floor that lacks one ability, or trained."""
+        """Whether it is trained, and which floor it is at if not; see state_of."""
         return state_of(self.metrics["kl"].mean, self.floor_kl())
 
     def floor_kl(self) -> dict[str, float]:

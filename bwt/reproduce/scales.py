@@ -63,7 +63,7 @@ WORKSTATION = Scale(
         studies.recall(steps=12_500),
         studies.variants_of_tasks(steps=3000),
     ),
-    about="fair budgets and models of the paper's size, ten hours on 2 cores",
+    about="fair budgets and models of the paper's size, with --seeds 1 ten hours on 2 cores",
     trial=0.1,
 )
 

@@ -144,6 +144,7 @@ STICKY = {"uniform": 1.5, "constant": 1.5, "memory-0": 1.3, "memory-1": 0.75, "m
     [
         (1.84, REPEATS, "not trained"),
         (1.06, REPEATS, "at unbound"),  # which has learned to eliminate
+        (0.6, REPEATS, "worse than lookup"),
         (0.35, REPEATS, "at lookup"),
         (0.3, REPEATS, "trained"),
         (5.9, RECALL, "not trained"),

@@ -188,18 +188,18 @@ def reading(setting, row, options=None, model="transformer", **numbers):
 
 def test_the_same_generator_and_metric_are_compared():
     assert reading("bijection", "mamba", entropy_mae_of_mean=0.011) == "agrees"
-    assert reading("bijection", "mamba", entropy_mae_of_mean=0.001) == "lower"
-    assert reading("bijection", "transformer", entropy_mae_of_mean=0.02) == "higher"
+    assert reading("bijection", "mamba", entropy_mae_of_mean=0.001) == "lower than 0.01"
+    assert reading("bijection", "transformer", entropy_mae_of_mean=0.02) == "higher than 0.007"
     assert reading("hmm", "mamba", entropy_mae=0.02) == "agrees"
     assert reading("recall", "mamba", accuracy=0.99) == "agrees"
-    assert reading("recall", "lstm", accuracy=0.99) == "higher"
+    assert reading("recall", "lstm", accuracy=0.99) == "higher than 0.5%"
     # The other order of averaging is another metric.
     assert reading("bijection", "mamba", entropy_mae=0.5, entropy_mae_of_mean=0.011) == "agrees"
 
 
 def test_a_figure_without_a_stated_metric_agrees_with_nothing():
     words = reading("hmm", "transformer", entropy_mae=7.5e-5)
-    assert words.startswith("lower;") and "7.5e-5" in words
+    assert words.startswith("lower than 0.049;") and "7.5e-5" in words
 
 
 def test_another_generator_is_not_comparable():
@@ -380,12 +380,18 @@ def test_a_rate_at_an_edge_is_marked():
 
 def test_steps_and_what_more_of_them_would_do():
     halving = [(2**i, 1 / 2**i) for i in range(5)]
+    trembling = [(step, kl * (1.1 if step in (4, 16) else 1)) for step, kl in halving]
     flat = [(2**i, 1.0) for i in range(4)]
     both = cell(curve=halving), cell(seed=1, curve=flat)
     row = lines(document(*both[:1]), "metrics")[0]
-    assert row["steps"] == "16" and row["per doubling"] == "-50%"
+    assert row["steps"] == "16" and row["per doubling"] == "-50% ± 0%"
+    # log2 KL is -2, -3, -4, with log2 1.1 = 0.1375 added at both ends: the slope stays -1, with an
+    # error of 0.1375 / sqrt(3).
+    row = lines(document(cell(curve=trembling)), "metrics")[0]
+    assert row["per doubling"] == "-50% ± 3%"
     row = lines(document(*both), "metrics")[0]
-    assert row["steps"] == "8 to 16" and row["per doubling"] == "-29%"  # of the mean exponent
+    # Of the mean exponent, -1/2; the deviation of -1 and 0 is 0.71.
+    assert row["steps"] == "8 to 16" and row["per doubling"] == "-29% ± 35%"
 
 
 def test_a_study_has_a_line_for_each_variant():

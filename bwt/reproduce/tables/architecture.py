@@ -41,7 +41,8 @@ def _headline(seeds: Seeds | None) -> str:
     if seeds is None:
         return "-"
     lost = f"; {len(seeds.lost)} more without a result" if seeds.lost else ""
-    return f"{headline(seeds)}{lost} (paper {beside.papers(seeds)})"
+    other = ", another generator" if beside.other_generator(seeds) else ""
+    return f"{headline(seeds)}{lost} (paper {beside.papers(seeds)}{other})"
 
 
 SHOWN = ("entropy_mae", "kl", "tvd", "excess", "accuracy")

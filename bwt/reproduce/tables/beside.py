@@ -31,12 +31,19 @@ def _figures(seeds: Seeds) -> tuple[paper.Figure, ...]:
     return next(filter(None, found), ())
 
 
+def other_generator(seeds: Seeds) -> list[str]:
+    """In what ours differs from that of the paper's figures, if there are any."""
+    if not _figures(seeds):
+        return []
+    return differences(seeds.cells[0].config, paper.GENERATORS[seeds.task])
+
+
 def beside(seeds: Seeds) -> str:
     figures = _figures(seeds)
     if not figures:
         return "-"
     notes = [x.note for x in figures if x.note]
-    other = differences(seeds.cells[0].config, paper.GENERATORS[seeds.task])
+    other = other_generator(seeds)
     if other:
         return "; ".join([f"another generator ({', '.join(other)}): not comparable", *notes])
     return "; ".join([_compared(seeds, figures), *notes])
@@ -58,4 +65,7 @@ def _compared(seeds: Seeds, figures: Sequence[paper.Figure]) -> str:
 
     if any(map(agrees, theirs)):
         return "agrees"
-    return "higher" if ours > max(theirs) else "lower" if ours < min(theirs) else "between"
+    show = percent if metric == "accuracy" else number
+    if ours > max(theirs):
+        return f"higher than {show(max(theirs))}"
+    return f"lower than {show(min(theirs))}" if ours < min(theirs) else "between the two"

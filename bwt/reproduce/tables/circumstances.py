@@ -73,9 +73,11 @@ def _model(model: str, options: dict[str, Any]) -> list[str]:
     if model != "transformer":
         return []
     positions, shift = options["positions"], options["token_shift"]
+    span = options.get("shift_span", 1)
+    reach = f" of the last {span} positions" if span > 1 else ""
     return [
         "no positions" if positions == "none" else f"{positions} positions",
-        "no token shift" if shift == "none" else f"token shift {shift}",
+        "no token shift" if shift == "none" else f"token shift {shift}{reach}",
     ]
 
 

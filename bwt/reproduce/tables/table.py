@@ -14,7 +14,8 @@ RESOLUTION = 1e-6  # bits; what is less is rounding, and no outcome of its own
 SPREAD = (
     "Numbers are mean ± standard deviation over seeds. Where neighbours among the sorted seeds are "
     f"at least a factor of {APART:g} apart (accuracy: {100 * SHARES_APART:g} points), or some are "
-    "at a floor and others not, seeds came to different outcomes, and each is given by itself."
+    "at a floor or worse than the best of them and others not, seeds came to different outcomes, "
+    "and each is given by itself."
 )
 
 

@@ -1,13 +1,14 @@
 """The seeds of a variant together, and what is said of them in every table."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bwt.records.curves import per_doubling
-from bwt.records.floors import best_floor, lacking
+from bwt.records.floors import best_floor
 from bwt.records.results import Cell, Results
 from bwt.report.words import mean
-from bwt.reproduce.tables.table import number, together
+from bwt.reproduce.tables.table import deviation, number, together
 
 BLIND = "not trained, as it must be: it sees its own position only"
 
@@ -46,9 +47,16 @@ class Seeds:
         return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
     def slope(self) -> str:
-        """What a doubling of the steps changes the KL by at the end, mean over seeds."""
-        slopes = [x.mean for x in (cell.slope() for cell in self.cells) if x is not None]
-        return f"{-per_doubling(mean(slopes)):+.0%}" if slopes else "-"
+        """What a doubling of the steps changes the KL by at the end: mean and deviation over
+        seeds, of one seed with the error of the fit."""
+        slopes = [x for x in (cell.slope() for cell in self.cells) if x is not None]
+        if not slopes:
+            return "-"
+        middle = mean([x.mean for x in slopes])
+        left = 1 - per_doubling(middle)
+        error = slopes[0].se if len(slopes) == 1 else deviation([x.mean for x in slopes])
+        about = "" if error is None else f" ± {left * math.log(2) * error:.0%}"
+        return f"{left - 1:+.0%}{about}"
 
     def floor(self) -> str:
         """The best predictor that lacks something, and its KL."""
@@ -75,11 +83,8 @@ class Seeds:
 def _state(cell: Cell) -> str:
     if cell.at_floor():
         return BLIND if cell.row == "mlp-position" else "not trained"
-    kl, floors = cell.metrics["kl"].mean, cell.floor_kl()
-    lack, best = lacking(kl, floors), best_floor(floors)
-    if lack is not None:
-        return f"no better than {lack}"
-    return "yes" if kl < floors[best] else f"worse than {best}"
+    state = cell.state()
+    return "yes" if state == "trained" else state.replace("at ", "no better than ", 1)
 
 
 def variants(results: Results, study: str) -> list[Seeds]:
