@@ -1,5 +1,6 @@
 """evaluation.json: how far a model is from exact Bayes, beside predictors that lack an ability."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -10,12 +11,12 @@ from bwt.records.floors import (
     at_floor,
     beats,
     best_floor,
-    hint,
     lacking,
     state_of,
     untrained_floor,
 )
 from bwt.records.frames import to_dataframe
+from bwt.records.hints import hint
 
 if TYPE_CHECKING:
     import pandas
@@ -140,12 +141,12 @@ class Evaluation(Record):
             columns[metric] = [_number(score.overall[metric]) for score in scores.values()]
         return _aligned(columns)
 
-    def verdict(self, *, advise: bool = True) -> str:
+    def verdict(self, config: Mapping[str, Any] | None = None) -> str:
         """Plain words: how far from Bayes, and how much better than the best floor.
 
         Args:
-            advise: say what to try if the model is at a floor. Not at other lengths than that of
-                training, where the reason is another one.
+            config: of the run, to say what to try if the model is at a floor. None at other lengths
+                than that of training, where the reason is another one.
         """
         model, name, floor = self.model.overall, self.best_floor(), self.floor_kl()
         kl = model["kl"]
@@ -160,8 +161,8 @@ class Evaluation(Record):
             )
         else:
             lines.append(f"NOT better than the floor {name} ({floor.mean:.3g} bits).")
-        if advise:
-            lines += self._advice()
+        if config is not None:
+            lines += filter(None, [self.advice(config)])
         if self.entropy_proves_nothing():
             lines.append(
                 f"The position alone gives an entropy error of {self.position_entropy_mae:.4f}: "
@@ -173,22 +174,25 @@ class Evaluation(Record):
         lines.append(f"Its best guess is right in {accuracy:.2%} of cases; Bayes' in {best:.2%}.")
         return "\n".join(lines)
 
-    def _advice(self) -> list[str]:
-        """To one whose model is at a floor: what that means, and what to try."""
+    def advice(self, config: Mapping[str, Any]) -> str:
+        """To one whose model is at a floor: what that means, and what to try. "" for any other.
+
+        Args:
+            config: of the run.
+        """
         kl, floors = self.model.overall["kl"].mean, self._floor_kls()
-        advice = f"Try {hint(self.task, self.options)}."
+        advice = f"Try {hint(config)}."
         if at_floor(kl, floors):
             floor = untrained_floor(floors)
-            return [
+            return (
                 f"The model is not trained: it does not clearly beat {floor} "
                 f"({floors[floor]:.3g} bits), which "
                 f"{ABILITIES.get(floor, 'is blind to what is observed')}. {advice}"
-            ]
+            )
         same = lacking(kl, floors)
         if same is None:
-            return []
-        likeness = f"As good as {same} ({floors[same]:.3g} bits), which {ABILITIES[same]}."
-        return [f"{likeness} {advice}"]
+            return ""
+        return f"As good as {same} ({floors[same]:.3g} bits), which {ABILITIES[same]}. {advice}"
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from bwt.records.estimates import Estimate
 
@@ -18,7 +17,6 @@ ABILITIES = {
     "latest": "is exact from the last showing of each key; does not add up what was shown before",
     f"{MEMORY}1": "reads the current observation; does not carry the belief on from those before",
 }
-GENERAL_HINT = "more --steps, another --lr (a third of it, or three times), --optimizer muon"
 
 
 def is_scale(name: str) -> bool:
@@ -73,14 +71,3 @@ def state_of(kl: float, floors: Mapping[str, float]) -> str:
         return f"at {floor}"
     best = best_floor(floors)
     return "trained" if kl < floors[best] else f"worse than {best}"
-
-
-def hint(task: str, options: Mapping[str, Any]) -> str:
-    """What to try with a model that is not trained, as flags of `bwt train`."""
-    shifts = {"hmm": "--token-shift block", "recall": "--token-shift input --shift-span 2"}
-    repeats = task == "bijection" and options.get("replacement")
-    if repeats:
-        shifts[task] = "--token-shift input"
-    shift = f"; for a transformer {shifts[task]}" if task in shifts else ""
-    easier = "; --curriculum replacement=false,true --curriculum-steps 3000" if repeats else ""
-    return GENERAL_HINT + shift + easier

@@ -128,10 +128,12 @@ def _answer(run: Run) -> str:
 def _run(index: int, run: Run, parts: Sequence[Chapter], *, opened: bool, moves: bool) -> str:
     geometry = run.geometry if moves else None
     views = [view(part.name, index, geometry) for part in parts]
+    advice = run.evaluation.advice(run.config.to_json())
     return (
         f'<details class="run" id="run{index}"{" open" if opened else ""}>'
         f"<summary><h2>{escape(run.name)}</h2></summary>"
         f"<p class='lead'>{escape(headline(run.evaluation))}</p>"
+        + (f"<p class='lead'>{escape(advice)}</p>" if advice else "")
         + (f"<p class='lead'>This run {escape(run.diverged)}.</p>" if run.diverged else "")
         + f"<p class='what'>{escape(_facts(run))}</p>"
         + "".join(

@@ -95,7 +95,8 @@ def test_train_then_eval(capsys, tmp_path):
     text = capsys.readouterr().out
     assert text.startswith("preset quick, as asked for: 6 steps of 4 sequences\n")
     assert "5! = 2^6.9" in text and "its weights hold" in text and f"run: {run}" in text
-    assert "The model is not trained: " in text and "for a transformer --token-shift" in text
+    assert "The model is not trained: " in text and "Try more --steps, another --lr" in text
+    assert "token-shift" not in text  # which the preset has
     assert main(["eval", run, "--sequences", "64", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["num_sequences"] == 64

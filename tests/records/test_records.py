@@ -13,6 +13,7 @@ from bwt.records import floors
 from bwt.records.base import Document, Record, RecordError, plain
 from bwt.records.estimates import Estimate, Estimates
 from bwt.records.geometry import Geometry
+from bwt.records.hints import hint
 from bwt.records.metrics import MetricsRow
 
 
@@ -162,14 +163,34 @@ def test_the_state_of_a_result(kl, those, state):
     assert floors.at_floor(kl, those) == (state == "not trained")
 
 
+def hint_for(task, model="transformer", options=None, config=None, **model_options):
+    run = {"task": task, "model": model, "task_options": options or {}}
+    return hint({**run, "model_options": model_options, **(config or {})})
+
+
 def test_hints_are_those_of_the_task():
-    repeats = floors.hint("bijection", {"replacement": True})
+    repeats = hint_for("bijection", options={"replacement": True})
     assert "--token-shift input" in repeats and "--optimizer muon" in repeats
-    assert "--curriculum replacement=false,true" in repeats
-    assert "token-shift" not in floors.hint("bijection", {"replacement": False})
-    assert "--token-shift block" in floors.hint("hmm", {})
-    assert "--shift-span 2" in floors.hint("recall", {})
-    assert "--lr" in floors.hint("somebody's own", {})
+    assert "--positions rotary --curriculum replacement=false --curriculum-steps 500" in repeats
+    assert "token-shift" not in hint_for("bijection", options={"replacement": False})
+    assert "--token-shift block" in hint_for("hmm")
+    recall = hint_for("recall", options={"num_pairs": 16})
+    assert "--shift-span 2" in recall and "--curriculum num_pairs=4,16" in recall
+    assert "curriculum" not in hint_for("recall", options={"num_pairs": 4})
+    assert "--lr" in hint_for("somebody's own")
+
+
+def test_hints_leave_out_what_the_run_has():
+    repeats = {"replacement": True}
+    shifted = hint_for("bijection", options=repeats, token_shift="input")
+    assert "token-shift" not in shifted and "curriculum" not in shifted
+    begun = hint_for("bijection", options=repeats, config={"curriculum": "replacement=false"})
+    assert "--token-shift input" in begun and "--curriculum" not in begun
+    assert "muon" not in hint_for("hmm", config={"optimizer": "muon"})
+    assert "token-shift" not in hint_for("hmm", token_shift="block")
+    assert "token-shift" not in hint_for("recall", token_shift="input", shift_span=2)
+    for model in ("mamba", "lstm", "mlp"):  # which have none
+        assert "token-shift" not in hint_for("bijection", model, repeats)
 
 
 def test_the_room_does_without_torch():

@@ -397,6 +397,7 @@ def test_what_is_not_finite_is_shown_as_nothing(runs, tmp_path):
     assert main(["report", str(run)]) == 0
     text = re.sub(r"<[^>]*>", " ", (run / "report.html").read_text())
     assert "NOT better than the floor" in text and "– bits from the exact posterior" in text
+    assert "The model is not trained: " in text and "Try more --steps" in text
     for path in (run / "figures").glob("*.svg"):
         assert "nan" not in path.read_text()
 

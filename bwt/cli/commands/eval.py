@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
 def run(arguments: argparse.Namespace) -> None:
     check_sequences("eval", arguments.sequences)
     device = local_device(arguments.device)
-    task, model, _ = train.load(arguments.path, arguments.step, device)
+    task, model, config = train.load(arguments.path, arguments.step, device)
     evaluations = {}
     for length in arguments.length or [None]:
         evaluations[length] = evaluate.evaluate(
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> None:
         if not arguments.json:
             title = "" if length is None else f"{task.length_option} {length}\n"
             evaluation = evaluations[length]
-            verdict = evaluation.verdict(advise=length is None)
+            verdict = evaluation.verdict(config.to_json() if length is None else None)
             print(f"{title}{evaluation.table()}\n\n{verdict}\n")
     if arguments.step is None:
         _write(RunDirectory(arguments.path), evaluations)

@@ -172,7 +172,8 @@ def _report(
         return DIVERGED
     if result.evaluation is None:  # not the process that reports
         return 0
-    say(f"\n{result.evaluation.table()}\n\n{result.evaluation.verdict()}")
+    verdict = result.evaluation.verdict(result.run.read_config())
+    say(f"\n{result.evaluation.table()}\n\n{verdict}")
     passed = time.perf_counter() - started
     say(
         f"run: {result.run.path} ({duration(passed)} here, with evaluations; training alone took "
