@@ -23,6 +23,7 @@ class Series:
     dashed: bool = False
     dots: bool = False
     joined: bool = True  # by a line
+    thin: bool = False
 
     @classmethod
     def of(
@@ -143,7 +144,7 @@ def _draw_series(drawing: Drawing, s: Series, x: Scale, y: Scale) -> None:
         above = [f"{short(a)} {short(at(b + e))}" for a, b, e in rows]
         below = [f"{short(a)} {short(at(b - e))}" for a, b, e in reversed(rows)]
         drawing.path(f"M{'L'.join(above + below)}Z", class_=f"band f{s.color}")
-    style = f"line c{s.color}" + (" dash" if s.dashed else "")
+    style = f"line c{s.color}" + (" dash" if s.dashed else "") + (" thin" if s.thin else "")
     if len(rows) > 1 and s.joined:
         line = "M" + "L".join(f"{short(a)} {short(at(b))}" for a, b, _ in rows)
         drawing.path(line, class_=style, data_name=escape(s.name))

@@ -18,6 +18,7 @@ FIGURE_STYLE = (
     "svg .tick{fill:var(--soft);font-size:11px}"
     "svg .grid{stroke:var(--rule)}svg .axis{stroke:var(--soft)}"
     "svg .line{fill:none;stroke-width:1.8;stroke-linejoin:round}svg .dash{stroke-dasharray:5 4}"
+    "svg .thin{stroke-width:.8}"
     "svg .band{opacity:.2}"
     "svg .dot{fill:none;stroke-width:4.5;stroke-linecap:round;stroke-opacity:.75}"
     "svg .marker{stroke:var(--soft);stroke-dasharray:2 3}"

@@ -1,8 +1,8 @@
-"""results.json -> figures of each study: what it varies, and how its models learned."""
+"""results.json -> figures of each study: what it varies, how its models learned, and what is inside
+them."""
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from bwt.records.estimates import Estimate
 from bwt.records.results import Cell, Results, StudyText
@@ -10,24 +10,14 @@ from bwt.report import charts
 from bwt.report.charts import Series
 from bwt.report.page import file_name
 from bwt.report.words import known, mean
+from bwt.reproduce.by_layer import by_layer
+from bwt.reproduce.drawing import COLORS, GREY, WIDTH, Figure, level, series
 from bwt.reproduce.tables.variants import Seeds, variants
 
 READABLE = 8  # series in one chart
-GREY = 2  # of what is no model
-COLORS = tuple(i for i in range(charts.NUM_COLORS) if i != GREY)
-WIDTH = 560.0
 SEEDS = "The median over seeds, and a small dot for each seed."
 
 Placed = tuple[float, Seeds]  # on the axis of a figure
-
-
-@dataclass(frozen=True)
-class Figure:
-    name: str  # of its file
-    study: str
-    title: str
-    caption: str
-    svg: str
 
 
 def build(results: Results) -> list[Figure]:
@@ -42,11 +32,7 @@ def _of_study(results: Results, text: StudyText) -> Iterator[Figure]:
         own = [x for x in found if x.setting == setting]
         draw = _curves if len(own) <= READABLE else _dots
         yield draw(own, text, setting)
-
-
-def _series(number: int, name: str, x: Sequence[float], y: Sequence[float]) -> Series:
-    """Told from others by its colour and its dashes."""
-    return Series(name, x, y, color=COLORS[number % len(COLORS)], dashed=number >= len(COLORS))
+    yield from by_layer(found, text)
 
 
 def _by_axis(found: list[Seeds], text: StudyText) -> Figure:
@@ -55,7 +41,7 @@ def _by_axis(found: list[Seeds], text: StudyText) -> Figure:
     grouped: dict[str, list[Placed]] = {}
     for at, x in placed:
         grouped.setdefault(_name(x, [y for _, y in placed]), []).append((at, x))
-    series = [
+    drawn = [
         one
         for number, (name, each) in enumerate(grouped.items())
         for one in _along(name, each, metric, number)
@@ -63,11 +49,10 @@ def _by_axis(found: list[Seeds], text: StudyText) -> Figure:
     ends = [min(at for at, _ in placed), max(at for at, _ in placed)]
     for x in found:
         if x.x is None:
-            level = _median(x, metric)
-            series.append(Series(x.row, ends, [level, level], color=GREY, dashed=True))
+            drawn.append(level(x.row, ends, _median(x, metric)))
     label = "accuracy" if metric == "accuracy" else "KL (bits)"
     svg = charts.lines(
-        series,
+        drawn,
         f"{text.title}: {label} by {text.axis}",
         text.axis,
         label,
@@ -89,7 +74,7 @@ def _along(name: str, each: list[Placed], metric: str, number: int) -> list[Seri
     """A line through the medians, and a dot for each seed."""
     each = sorted(each, key=lambda placed: placed[0])
     medians = [_median(x, metric) for _, x in each]
-    line = _series(number, name, [at for at, _ in each], medians)
+    line = series(number, name, [at for at, _ in each], medians)
     dots = [(at, value) for at, x in each for value in _values(x, metric)]
     points = [p for p, _ in dots], [v for _, v in dots]
     return [line, Series("", *points, color=line.color, dots=True, joined=False)]
@@ -115,12 +100,12 @@ def _middle(cells: Sequence[Cell], metric: str) -> Cell:
 
 
 def _curves(own: list[Seeds], text: StudyText, setting: str) -> Figure:
-    series = [_curve(x, number) for number, x in enumerate(own)]
-    steps = [s for line in series for s in line.x]
+    drawn = [line for number, x in enumerate(own) for line in _seeds(x, number)]
+    steps = [s for line in drawn for s in line.x]
     if steps:
-        series += _floor(own, [min(steps), max(steps)])
+        drawn += _floor(own, [min(steps), max(steps)])
     svg = charts.lines(
-        series,
+        drawn,
         f"{text.title}, {setting}: KL while training",
         "steps",
         "KL (bits)",
@@ -128,15 +113,24 @@ def _curves(own: list[Seeds], text: StudyText, setting: str) -> Figure:
         log_y=True,
         width=WIDTH,
     )
-    caption = "KL while training, of the seed whose KL at the end is the median."
+    caption = "KL while training, of the seed whose KL at the end is the median; thin: the others."
     name = file_name(f"{text.name}-curves-{setting}")
     return Figure(name, text.name, f"Learning curves: {setting}", caption, svg)
 
 
-def _curve(x: Seeds, number: int) -> Series:
-    curve = _middle(x.cells, "kl").curve
+def _seeds(x: Seeds, number: int) -> list[Series]:
+    """The curve of the median, and thinly those of the other seeds."""
+    middle = _middle(x.cells, "kl")
+    others = [_curve(cell, "", number) for cell in x.cells if cell is not middle]
+    for other in others:
+        other.thin = True
+    return [*others, _curve(middle, x.row, number)]
+
+
+def _curve(cell: Cell, name: str, number: int) -> Series:
+    curve = cell.curve
     points = [(s, k) for s, k in zip(curve.steps, curve.kl, strict=True) if s > 0]
-    return _series(number, x.row, [s for s, _ in points], [k for _, k in points])
+    return series(number, name, [s for s, _ in points], [k for _, k in points])
 
 
 def _floor(own: list[Seeds], ends: list[float]) -> list[Series]:
@@ -145,8 +139,7 @@ def _floor(own: list[Seeds], ends: list[float]) -> list[Series]:
     if len(names) != 1:
         return []
     (name,) = names
-    level = mean([x.floor_kl(name) for x in own])
-    return [Series(f"floor: {name}", ends, [level, level], color=GREY, dashed=True)]
+    return [level(f"floor: {name}", ends, mean([x.floor_kl(name) for x in own]))]
 
 
 def _dots(own: list[Seeds], text: StudyText, setting: str) -> Figure:

@@ -10,7 +10,7 @@ from bwt.report.page import standalone
 from bwt.report.style import FIGURE_STYLE, PAGE_STYLE
 from bwt.report.words import plural
 from bwt.reproduce import figures
-from bwt.reproduce.figures import Figure
+from bwt.reproduce.drawing import Figure
 from bwt.reproduce.names import in_words
 from bwt.reproduce.tables import READING, Table, build
 from bwt.runs.files import write_json, write_text
@@ -169,3 +169,6 @@ def write(out: Path, results: Results) -> None:
     pages |= {f"figures/{x.name}.svg": standalone(x.svg) for x in figures.build(results)}
     for name, text in pages.items():
         write_text(out / name, text)
+    for former in (out / "figures").glob("*.svg"):
+        if f"figures/{former.name}" not in pages:
+            former.unlink()

@@ -87,6 +87,7 @@ def parameters(config: TrainConfig) -> int:
 
 
 # What of geometry.json is only there to be drawn.
+LONG = 100  # numbers in a row
 BULK = {"examples", "maps", "example", "points", "plane", "outcome", "cluster", "mass_by_step"}
 
 
@@ -99,9 +100,13 @@ def keep_geometry(out: Path, finished: Iterable[Planned]) -> None:
             write_text(out / "geometry" / f"{x.cell.name}.json", json.dumps(slim) + "\n")
 
 
+def _is_bulk(key: str, value: Any) -> bool:
+    return key in BULK or (isinstance(value, list) and len(value) > LONG)
+
+
 def without_bulk(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: without_bulk(item) for key, item in value.items() if key not in BULK}
+        return {key: without_bulk(x) for key, x in value.items() if not _is_bulk(key, x)}
     if isinstance(value, list):
         return [without_bulk(item) for item in value]
     return value

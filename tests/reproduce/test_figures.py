@@ -7,7 +7,8 @@ import pytest
 from planted_results import cell, document
 
 from bwt.records.results import StudyText
-from bwt.reproduce import figures, page
+from bwt.reproduce import by_layer, drawing, figures, page
+from bwt.reproduce.tables.variants import variants
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -54,7 +55,7 @@ def test_two_variants_at_one_place_are_two_lines():
     made = drawn(whole, *cells, axis="step")
     svg = made["freezing-axis"]
     assert {"routing frozen", "content frozen", "nothing frozen", "KL (bits)"} <= set(texts(svg))
-    assert lines(svg).count(f"line c{figures.GREY} dash") == 2
+    assert lines(svg).count(f"line c{drawing.GREY} dash") == 2
     assert set(made) == {"freezing-axis", "freezing-curves-bijection"}
 
 
@@ -76,6 +77,44 @@ def test_a_curve_is_of_the_seed_in_the_middle():
     assert figures._middle(cells[:1], "kl").seed == 0
 
 
+def test_other_seeds_are_drawn_thinly():
+    cells = [cell(seed=i, study="s", numbers={"kl": kl}) for i, kl in enumerate((0.1, 0.2, 0.3))]
+    looks = lines(drawn(*cells)["s-curves-hmm"])
+    assert looks.count("line c0 thin") == 2
+    assert looks.count("line c0") == 2  # that of the median, and the legend's
+
+
+LAYERS = {"lens_kl": [0.3, 0.2, 0.1], "attention_entropy": [1.0, 2.0, 3.0]}
+FILTERS = {"uniform": 2.0, "constant": 1.5, "memory-1": 0.25, "memory-2": 0.15, "memory-5": 1e-3}
+
+
+def test_what_is_inside_is_drawn_by_layer():
+    layered = cell("hmm", study="s", floors=FILTERS, layers=LAYERS)
+    second = {"lens_kl": [0.5, 0.4, 0.3]}
+    both = layered, cell("hmm", study="s", seed=1, floors=FILTERS, layers=second)
+    made = drawn(*both)
+    assert set(made) == {"s-curves-hmm", "s-lens-kl-hmm", "s-attention-entropy"}
+    svg = made["s-lens-kl-hmm"]
+    assert {"transformer", "memory-1", "memory-2", "0", "1", "2", "layer"} <= set(texts(svg))
+    assert "memory-5" not in texts(svg)  # far below
+    assert len(dots(svg)) == 3 and sum("dash" in look for look in lines(svg)) == 4
+    (found,) = variants(document(*both), "s")
+    assert by_layer._curve(found, by_layer.LENS) == pytest.approx([0.4, 0.3, 0.2])
+    assert "hmm: transformer" in texts(made["s-attention-entropy"])
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        dict(layers={"lens_kl": [0.3, 0.2]}),  # a table tells as much
+        dict(layers=LAYERS, numbers={"kl": 1.49}),  # not trained
+        dict(layers={}),
+    ],
+)
+def test_there_is_nothing_to_draw_by_layer(told):
+    assert set(drawn(cell("hmm", study="s", **told))) == {"s-curves-hmm"}
+
+
 def test_a_study_that_was_not_run_has_none():
     text = StudyText("s", "T", "Q?", "steps", False)
     assert figures.build(document(studies=[text])) == []
@@ -83,6 +122,7 @@ def test_a_study_that_was_not_run_has_none():
 
 def test_figures_are_on_the_pages_and_beside_them(tmp_path):
     results = document(cell(study="s"), cell("recall", study="t"))
+    page.write(tmp_path, document(cell(study="s"), cell("bijection", study="former")))
     page.write(tmp_path, results)
     names = {x.name for x in figures.build(results)}
     assert {x.stem for x in (tmp_path / "figures").iterdir()} == names

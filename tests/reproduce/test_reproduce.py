@@ -24,7 +24,17 @@ from bwt.records.estimates import Estimate, Estimates
 from bwt.records.geometry import AblatedPart, Ablation, Geometry, Interchange, Skipped
 from bwt.records.results import METRICS, Results
 from bwt.report import diagnostics
-from bwt.reproduce import SCALES, Reproduction, cost, plan, quotes, results, tables
+from bwt.reproduce import (
+    SCALES,
+    Reproduction,
+    cost,
+    figures,
+    page,
+    plan,
+    quotes,
+    results,
+    tables,
+)
 from bwt.reproduce.studies import Study, Variant
 from bwt.runs.config import TrainConfig
 from bwt.runs.files import read_json, read_object, read_record
@@ -136,6 +146,11 @@ def test_models_are_opened_with_all_their_seeds(reproduced):
         assert set(whole) - set(kept) <= results.BULK
         assert kept["ablation"] == results.without_bulk(whole["ablation"])
         assert not results.BULK & _names(kept) and results.BULK & _names(whole)
+
+
+def test_long_rows_of_numbers_are_bulk_whatever_their_name():
+    whole = {"clusters": {"entropy": [0.5] * 1200, "rand": 0.9}, "entropy": [1.0, 2.0]}
+    assert results.without_bulk(whole) == {"clusters": {"rand": 0.9}, "entropy": [1.0, 2.0]}
 
 
 def _names(value):
@@ -377,12 +392,24 @@ def test_committed_results_fit_the_schema():
         assert read_record(path, Results).to_json() == read_json(path)
 
 
-@pytest.mark.parametrize("page", ["README.md", "results/README.md"])
-def test_pages_quote_what_the_results_say(page):
-    text = (ROOT / page).read_text()
+def test_committed_pages_are_those_of_the_committed_results():
+    for path in ROOT.glob("results/*/results.json"):
+        document, folder = read_record(path, Results), path.parent
+        again = f"run bwt reproduce --scale {document.scale} --gather --out {folder.name}"
+        assert (folder / "README.md").read_text() == page.markdown(document), again
+        assert (folder / "index.html").read_text() == page.html(document), again
+        drawn = {x.stem for x in (folder / "figures").iterdir()}
+        assert drawn == {x.name for x in figures.build(document)}, again
+        opened = {x.stem for x in (folder / "geometry").iterdir()}
+        assert opened <= {x.name for x in document.cells}
+
+
+@pytest.mark.parametrize("name", ["README.md", "results/README.md"])
+def test_pages_quote_what_the_results_say(name):
+    text = (ROOT / name).read_text()
     assert "<!-- results:" in text
-    assert quotes.fill(text, quotes.folder_of(ROOT / page)) == text, (
-        f"{page} and results/ disagree; run python -m bwt.reproduce.quotes {page}"
+    assert quotes.fill(text, quotes.folder_of(ROOT / name)) == text, (
+        f"{name} and results/ disagree; run python -m bwt.reproduce.quotes {name}"
     )
 
 

@@ -368,6 +368,23 @@ def test_a_seed_that_came_to_nothing_is_not_left_out_in_silence():
     assert "; 1 more without a result" in lines(results, "architecture")[0]["bijection (bits)"]
 
 
+def test_notes_say_what_is_alike_and_what_was_tried():
+    def notes(*cells, **about):
+        results = replace(document(*cells), **about)
+        return " ".join(table(results, "architecture").notes + table(results, "metrics").notes)
+
+    ours, alike = cell(), cell(row="lstm", model="lstm", parameters=1010)
+    assert "equally many parameters" in notes(ours, alike) and "were tried" in notes(ours, alike)
+    larger = replace(alike, parameters=1100)
+    assert "equally many parameters" not in notes(ours, larger)
+    batches = replace(alike, config={**alike.config, "batch_size": 7})
+    assert "equally many parameters" not in notes(ours, batches)
+    untuned = [StudyText("architecture", "Architectures", "Which?", "", False)]
+    theirs = notes(ours, larger, scale="authors", studies=untuned)
+    assert "no dropout" in theirs and "were tried" not in theirs
+    assert "no dropout" not in notes(ours, alike)
+
+
 def test_a_rate_at_an_edge_is_marked():
     def rate(chosen, tried):
         trials = [cell(rate=x, trial=True, chosen=False, name=str(x)) for x in tried]

@@ -1,12 +1,14 @@
 """Architectures and tasks: ours beside the paper's."""
 
-from bwt.records.results import Results
+from bwt.records.results import Cell, Results
 from bwt.reproduce.tables import beside
 from bwt.reproduce.tables.circumstances import circumstances
 from bwt.reproduce.tables.table import Table, spread_of
 from bwt.reproduce.tables.variants import Seeds, variants
+from bwt.runs import authors
 
 STUDY = "architecture"
+MATCHED = 1.01 / 0.99  # the largest over the smallest, all within 1% of the transformer
 
 
 def architecture(results: Results) -> Table:
@@ -23,10 +25,24 @@ def architecture(results: Results) -> Table:
     notes = [
         "Entropy error in bits (recall: accuracy). Two figures of the paper are those of its "
         "versions 1 and 3; the table of all metrics says whether they can be compared.",
-        "All models have as many parameters as the transformer within 1% and see batches of the "
-        "same size.",
+        _sizes(found),
     ]
+    if results.scale == "authors":
+        notes.append(authors.DEPARTURES)
     return Table("architecture", "Architectures and tasks", header, rows, notes, STUDY)
+
+
+def _sizes(found: list[Seeds]) -> str:
+    """Whether models differ in what they are and not in how large they are, setting by setting."""
+    by_setting: dict[str, list[Cell]] = {}
+    for x in found:
+        by_setting.setdefault(x.setting, []).append(x.cells[0])
+    parameters = [[cell.parameters for cell in cells] for cells in by_setting.values()]
+    batches = [{cell.config["batch_size"] for cell in cells} for cells in by_setting.values()]
+    matched = all(max(each) <= MATCHED * min(each) for each in parameters)
+    if matched and all(len(sizes) == 1 for sizes in batches):
+        return "All models have batches of one size and, within 1%, equally many parameters."
+    return "Models differ in parameters or in the size of their batches, too: see the commands."
 
 
 def _is_recall(found: list[Seeds], setting: str) -> bool:
@@ -68,7 +84,8 @@ def metrics(results: Results) -> Table:
     ]
     header = ["setting", "model", "circumstances", "parameters", "rate", "steps", *SHOWN]
     header += ["best floor (kl)", "learned", "per doubling", "beside the paper"]
-    notes = [rates(results), beside.RULE]
+    tuned = any(text.name == STUDY and text.tuned for text in results.studies)
+    notes = [*([rates(results)] if tuned else []), beside.RULE]
     return Table("metrics", "All metrics", header, rows, notes, STUDY)
 
 
