@@ -14,8 +14,9 @@ from bwt.geometry.diagnostics import CHANGING, LOOKING, Diagnostic, Opened
 from bwt.geometry.subject import SEED, Subject
 from bwt.options import check_sequences
 from bwt.records.base import Record
-from bwt.records.geometry import Geometry, Skipped
+from bwt.records.geometry import PLATEAU, Geometry, Skipped
 from bwt.runs import checkpoints
+from bwt.runs.config import TrainConfig
 from bwt.runs.device import local_device
 from bwt.runs.directory import RunDirectory
 from bwt.runs.files import read_former, write_atomically
@@ -83,7 +84,13 @@ def _open(path: str | Path, sequences: int, seed: int, device: torch.device) -> 
         return scratch
 
     subject = Subject.draw(task, model, sequences, seed=seed, device=device)
-    return Opened(subject, subject.of(initial), [0, *run.steps()], at_step, seed, config.decay)
+    steps = [0, *run.steps()]
+    return Opened(subject, subject.of(initial), steps, at_step, seed, course_of_rate(config))
+
+
+def course_of_rate(config: TrainConfig) -> str:
+    """How the learning rate fell: as `--decay` says, or only at the end, after a plateau."""
+    return config.decay if config.until == "steps" else PLATEAU
 
 
 def _merge(run: RunDirectory, sections: dict[str, Any]) -> Geometry:

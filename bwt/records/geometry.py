@@ -8,6 +8,7 @@ from bwt.records.base import Document, Record, RecordError, check_lengths, check
 from bwt.records.estimates import Estimate, Estimates
 
 Matrix = list[list[float]]
+PLATEAU = "after a plateau"  # of a rate that is held until then
 FORMER_DISSOCIATION = "it was measured in a way that is no longer used; run bwt geometry again"
 
 
@@ -395,7 +396,7 @@ class Dissociation(Record):
     slopes_alike: Slopes | None = None  # None in older files, too, whose slopes are these
     shares: Matrix | None = None  # [layer][head] of that worth; None: all count alike
     floor: float | None = None  # distance that noise alone would give, in bits
-    decay: str | None = None  # how the learning rate fell
+    decay: str | None = None  # how the learning rate fell: as --decay says, or PLATEAU
 
     def __post_init__(self) -> None:
         steps = [row.step for row in self.checkpoints]

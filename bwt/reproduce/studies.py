@@ -81,7 +81,10 @@ def transport(steps: int) -> Study:
             *rows("hmm-sticky", "hmm", among, **STICKY, steps=steps),
             *rows("hmm-missing", "hmm", among, **hidden, steps=steps),
         ),
-        opened=(("hmm-sticky", "transformer"), ("hmm-sticky", "mamba"), ("hmm-sticky", "lstm")),
+        opened=(
+            *(("hmm-sticky", row) for row in ("transformer", "mamba", "lstm")),
+            *(("hmm-missing", row) for row in ("transformer", "mamba")),
+        ),
     )
 
 
@@ -198,12 +201,17 @@ def keys(steps: int) -> Study:
             variant("reward for cosines", key_penalty=-0.3),
             variant("weak penalty on cosines", key_penalty=0.03),
             variant("weak reward for cosines", key_penalty=-0.03),
-            variant("fixed random orthogonal", keys="orthogonal"),
+            variant("fixed random rotation", keys="orthogonal"),
             variant("all alike", keys="collapsed"),
         ),
         opened=tuple(
             ("bijection", row)
-            for row in ("as they come", "weak penalty on cosines", "weak reward for cosines")
+            for row in (
+                "as they come",
+                "weak penalty on cosines",
+                "weak reward for cosines",
+                "fixed random rotation",
+            )
         ),
     )
 

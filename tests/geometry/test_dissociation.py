@@ -9,12 +9,14 @@ from planted import TASK, Keyed, Maps, Planted, Staged
 
 from bwt.geometry import stats
 from bwt.geometry.dissociation import dissociation, no_worse_than
+from bwt.geometry.examine import course_of_rate
 from bwt.geometry.key_edits import worth_of_heads
 from bwt.geometry.settling import compared
 from bwt.geometry.subject import Subject
 from bwt.records.base import RecordError
-from bwt.records.geometry import Dissociation
+from bwt.records.geometry import PLATEAU, Dissociation
 from bwt.report.diagnostics.dissociation import SHOWN, in_words
+from bwt.runs.config import TrainConfig
 
 STEPS = [0, *(round(10 * 400 ** (i / 11)) for i in range(12))]
 LEFT = [n / TASK.num_symbols for n in range(TASK.num_symbols, 1, -1)]  # share still possible
@@ -198,6 +200,17 @@ def test_a_falling_rate_is_said():
             lambda step: Maps(power(step, 1)), lambda step: power(step, 1.5), decay=decay
         )
         assert ("annealed (linear)" in in_words(found)) == said
+    held = in_words(replace(found, decay=PLATEAU))
+    assert "held until a plateau" in held and "annealed" not in held
+
+
+def test_a_rate_that_is_held_until_a_plateau_is_not_called_annealed():
+    def course(**fields):
+        return course_of_rate(TrainConfig("bijection", **fields))
+
+    assert course(decay="linear") == "linear" and course(decay="none") == "none"
+    assert course(decay="linear", until="plateau") == PLATEAU
+    assert course(decay="none", until="solved") == PLATEAU
 
 
 def test_a_model_without_attention_has_no_ratio():

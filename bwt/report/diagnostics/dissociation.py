@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from bwt import paper
 from bwt.records.estimates import mean_of
-from bwt.records.geometry import Checkpoint, Dissociation, Slopes
+from bwt.records.geometry import PLATEAU, Checkpoint, Dissociation, Slopes
 from bwt.report import charts, words
 from bwt.report.cards import Card
 from bwt.report.charts import Series
@@ -79,9 +79,10 @@ def in_words(section: Dissociation) -> str:
         return f"Too little was learned to say what settles first: the KL goes {course}."
     if section.slopes is None:
         return (
-            f"Too few checkpoints to say what settles first, or too small a fall of the KL "
-            f"({course}): it takes four at which the KL is falling, to a fifth of what it was, and "
-            "still is twice that of the last two. Train on, or with more --evaluations."
+            f"Too few checkpoints to say what settles first, too small a fall of the KL ({course}) "
+            "or too sudden a one: it takes four at which the KL is falling, to a fifth of what it "
+            "was, and still is twice that of the last two, over so many doublings of the steps "
+            "that the ratio has an interval. Train on, or with more --evaluations."
         )
     at_floor = _at_floor(section, section.slopes)
     noise = _noise(section) if at_floor else ""
@@ -134,6 +135,8 @@ def _noise(section: Dissociation) -> str:
 def _annealing(section: Dissociation) -> str:
     if section.decay in (None, "none"):
         return ""
+    if section.decay == PLATEAU:
+        return " The learning rate was held until a plateau, and fell to 0 behind it."
     return (
         f" The learning rate was annealed ({section.decay}), which brings everything to rest at "
         "the end; --decay none shows what settles by itself."
