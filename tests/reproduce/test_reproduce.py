@@ -24,6 +24,7 @@ from bwt.records.estimates import Estimate, Estimates
 from bwt.records.geometry import AblatedPart, Ablation, Geometry, Interchange, Skipped
 from bwt.records.results import METRICS, Results
 from bwt.report import diagnostics
+from bwt.report.words import num
 from bwt.reproduce import (
     SCALES,
     Reproduction,
@@ -36,6 +37,7 @@ from bwt.reproduce import (
     tables,
 )
 from bwt.reproduce.studies import Study, Variant
+from bwt.reproduce.tables.variants import find
 from bwt.runs.config import TrainConfig
 from bwt.runs.files import read_json, read_object, read_record
 
@@ -438,6 +440,29 @@ def test_quotes_follow_the_results(reproduced):
     assert (folder / "README.md").read_text() == filled
 
 
+def test_quotes_reach_into_layers_lengths_curves_and_records(reproduced):
+    folder, document = reproduced
+
+    def quoted(marker):
+        return quotes.quote(f"tiny {marker}", folder / "results")
+
+    def means(values):
+        return f"{sum(values) / len(values):.3g} ±"
+
+    opened = find(document, "architecture", "bijection", "transformer")
+    layers = [x.layers["lens_kl"][0] for x in opened.cells]
+    assert quoted("layer architecture/bijection/transformer/lens_kl/0").startswith(means(layers))
+    longer = find(document, "architecture", "hmm", "lstm").cells
+    lengths = [x.lengths["10"]["kl"].mean for x in longer]
+    assert quoted("length architecture/hmm/lstm/kl/10").startswith(means(lengths))
+    step, kl = longer[0].curve.steps[0], [x.curve.kl[0] for x in longer]
+    assert quoted(f"curve architecture/hmm/lstm/{step}").startswith(means(kl))
+    name = opened.cells[0].name
+    kept = read_object(folder / f"results/tiny/geometry/{name}.json")
+    value = kept["lens"]["readings"][1]["tuned"]["mean"]
+    assert quoted(f"record {name} lens/readings/1/tuned/mean") == num(value)
+
+
 @pytest.mark.parametrize(
     "marker,complaint",
     [
@@ -448,8 +473,15 @@ def test_quotes_follow_the_results(reproduced):
         ("tiny floor architecture/hmm/mlp/beauty", "no floor for the marker"),
         ("tiny steps architecture/hmm", "no steps for the marker"),
         ("tiny table beauty", "no table for the marker"),
-        ("tiny", "is not SCALE table NAME"),
-        ("tiny hmm mlp kl", "is not SCALE table NAME"),
+        ("tiny layer architecture/bijection/transformer/lens_kl/9", "no layer for the marker"),
+        ("tiny layer architecture/bijection/transformer/lens_kl/two", "no layer for the marker"),
+        ("tiny layer architecture/bijection/transformer", "no layer for the marker"),
+        ("tiny length architecture/hmm/lstm/kl/7", "no length for the marker"),
+        ("tiny curve architecture/hmm/lstm/77", "no curve for the marker"),
+        ("tiny record architecture-bijection-transformer-rate=1-seed=0 lens/beauty", "no record"),
+        ("tiny record nobody lens", "does not exist"),
+        ("tiny", "is none of: SCALE table NAME, "),
+        ("tiny hmm mlp kl", "is none of: SCALE table NAME, "),
         ("huge table shape", "does not exist"),
     ],
 )
