@@ -126,7 +126,8 @@ def _mean(values: list[float | None]) -> str | None:
 
 
 def _record(folder: Path, place: str) -> str | None:
-    """`CELL PLACE`, where the place is names and numbers with slashes between them."""
+    """`CELL PLACE`, where the place is names and numbers with slashes between them; of a list, the
+    mean."""
     cell, _, rest = place.partition(" ")
     value: Any = read_object(folder / f"{cell}.json")
     try:
@@ -134,7 +135,9 @@ def _record(folder: Path, place: str) -> str | None:
             value = value[int(part)] if isinstance(value, list) else value[part]
     except (LookupError, TypeError, ValueError):
         return None
-    return num(value) if isinstance(value, (int, float)) else None
+    numbers = value if isinstance(value, list) else [value]
+    whole = numbers and all(isinstance(x, (int, float)) for x in numbers)
+    return num(mean(numbers)) if whole else None
 
 
 def _seeds(document: Results, place: str) -> tuple[Seeds | None, str]:

@@ -461,6 +461,8 @@ def test_quotes_reach_into_layers_lengths_curves_and_records(reproduced):
     kept = read_object(folder / f"results/tiny/geometry/{name}.json")
     value = kept["lens"]["readings"][1]["tuned"]["mean"]
     assert quoted(f"record {name} lens/readings/1/tuned/mean") == num(value)
+    heads = kept["attention"]["entropy"]["mean"]
+    assert quoted(f"record {name} attention/entropy/mean") == num(sum(heads) / len(heads))
 
 
 @pytest.mark.parametrize(
