@@ -248,16 +248,22 @@ def planted(setting, study, task, kl_like):
     return replace(made, exact_entropy=entropy)
 
 
+@pytest.mark.parametrize("setting", ["hmm-sticky", "hmm-missing"])
 @pytest.mark.parametrize(
     "predictor,transports",
     [("exact", "yes"), *((f"memory-{k}", "no") for k in (1, 2, 5, 10))],
 )
-def test_a_filter_of_few_observations_does_not_transport(predictor, transports):
-    task = tasks.get("hmm", stickiness=0.95)
-    made = planted("hmm-sticky", "transport", task, predictor)
+def test_a_filter_of_few_observations_does_not_transport(setting, predictor, transports):
+    (fields,) = (
+        x.fields
+        for x in studies.transport(1).variants
+        if (x.setting, x.row) == (setting, "transformer")
+    )
+    options = {name: fields[name] for name in ("stickiness", "missing") if name in fields}
+    made = planted(setting, "transport", tasks.get("hmm", **options), predictor)
     assert verdict(made, "memory-10") == transports
     (row,) = lines(document(made), "primitives")
-    assert row["transport (hmm-sticky)"] == f"{transports} (paper yes)"
+    assert row[f"transport ({setting})"] == f"{transports} (paper yes)"
     assert row["binding (recall)"] == "- (paper yes)"
 
 
