@@ -101,7 +101,8 @@ def keep_geometry(out: Path, finished: Iterable[Planned]) -> None:
 
 
 def _is_bulk(key: str, value: Any) -> bool:
-    return key in BULK or (isinstance(value, list) and len(value) > LONG)
+    many = isinstance(value, list) and len(value) > LONG
+    return key in BULK or (many and not any(isinstance(x, dict) for x in value))
 
 
 def without_bulk(value: Any) -> Any:

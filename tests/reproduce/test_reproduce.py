@@ -151,8 +151,10 @@ def test_models_are_opened_with_all_their_seeds(reproduced):
 
 
 def test_long_rows_of_numbers_are_bulk_whatever_their_name():
-    whole = {"clusters": {"entropy": [0.5] * 1200, "rand": 0.9}, "entropy": [1.0, 2.0]}
-    assert results.without_bulk(whole) == {"clusters": {"rand": 0.9}, "entropy": [1.0, 2.0]}
+    parts = [{"part": f"head {i}", "kl_added": 0.1} for i in range(300)]  # of which each counts
+    kept = {"clusters": {"rand": 0.9}, "entropy": [1.0, 2.0], "ablation": {"parts": parts}}
+    whole = {**kept, "clusters": {"entropy": [0.5] * 1200, "rand": 0.9}}
+    assert results.without_bulk(whole) == kept
 
 
 def _names(value):
