@@ -101,7 +101,9 @@ def attention(
     elif chosen == "reference":
         outputs = _reference(q, k, v, causal, scale, captures)
     elif chosen == "torch":
-        compute = _differentiable if _derivatives.beyond_kernels() else attention_torch
+        # On a GPU in the dtype of q, as tensor cores take it: the baseline of the benchmarks.
+        is_wide = q.is_cpu or _derivatives.beyond_kernels()
+        compute = _differentiable if is_wide else attention_torch
         outputs = compute(q, k, v, causal, scale, captures)
     else:
         wide = chosen == "native" and q.dtype in HALVES

@@ -271,8 +271,8 @@ def test_module_compiles_without_graph_break():
 def test_halves_are_computed_in_float32(dtype):
     q, k, v = (x.requires_grad_() for x in draw(2, 3, 5, 9, 8, dtype))
     expected = reference.attention(*arrays((q, k, v)), capture=("weights", "entropy"))
-    for backend in ("native", "reference"):
-        tensors = (q, k, v) if backend == "native" else [x.detach() for x in (q, k, v)]
+    for backend in (*BACKENDS, "reference"):
+        tensors = (q, k, v) if backend in BACKENDS else [x.detach() for x in (q, k, v)]
         got = ops.attention(*tensors, capture=("weights", "entropy"), backend=backend)
         assert (got.out.dtype, got.weights.dtype) == (dtype, dtype)
         assert (got.lse.dtype, got.entropy.dtype) == (torch.float32, torch.float32)
@@ -282,7 +282,7 @@ def test_halves_are_computed_in_float32(dtype):
             # Rounded once, behind the error of float32.
             bound = (torch.finfo(actual.dtype).eps + attention_error(torch.float32, 9, 8)) * size
             np.testing.assert_allclose(actual.detach().double(), target, atol=bound, err_msg=name)
-        if backend == "native":
+        if backend in BACKENDS:
             grads = torch.autograd.grad(got.out.float().square().sum(), (q, k, v))
             assert all(x.dtype == dtype and x.isfinite().all() for x in grads)
 

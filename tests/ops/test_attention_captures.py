@@ -252,7 +252,7 @@ def test_what_is_returned(backend):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("backend", ["native", "reference"])
+@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
 def test_halves(dtype, backend):
     inputs = draw(2, 3, 5, 9, 8, dtype)
     expected = reference.attention(*arrays(inputs), capture=everything(9))
@@ -265,10 +265,11 @@ def test_halves(dtype, backend):
         error = attention_error(torch.float32, 9, 8) + torch.finfo(x.dtype).eps
         np.testing.assert_allclose(x.double(), y, atol=error * max(1.0, np.abs(y).max()))
     np.testing.assert_array_equal(got.top_k.positions, expected.top_k.positions)
-    if backend == "native":
+    if backend in BACKENDS:
         inputs = [x.requires_grad_() for x in inputs]
-        got = ops.attention(*inputs, capture=("received", "top_k=2"))
-        grads = torch.autograd.grad(got.received.square().sum() + got.top_k.weights.sum(), inputs)
+        got = ops.attention(*inputs, capture=("received", "top_k=2"), backend=backend)
+        value = got.received.square().sum() + got.top_k.weights.sum()
+        grads = torch.autograd.grad(value, inputs, materialize_grads=True)
         assert all(x.dtype == dtype and x.isfinite().all() for x in grads)
 
 
