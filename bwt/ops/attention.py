@@ -160,7 +160,7 @@ def _reference(q, k, v, causal, scale, captures):
     _checks.refuse_gradient(OP, "q, k and v", q, k, v)
     names = (*_attention_captures.NAMES, f"top_k={max(captures.top_k, 1)}")
     found = reference.attention(
-        *(x.detach().double().numpy() for x in (q, k, v)),
+        *(x.double().numpy(force=True) for x in (q, k, v)),
         causal=causal,
         scale=scale,
         capture=names,

@@ -119,10 +119,10 @@ def _reference(keys, values, num_symbols, channel) -> BijectionPosterior:
     dtype = torch.get_default_dtype() if channel is None else channel.dtype
     _raise_fault(_range_fault(keys, values, num_symbols), keys, values, num_symbols)
     arrays = reference.bijection_posterior(
-        keys.numpy(),
-        values.numpy(),
+        keys.numpy(force=True),
+        values.numpy(force=True),
         num_symbols,
-        channel=None if channel is None else channel.detach().numpy(),
+        channel=None if channel is None else channel.numpy(force=True),
     )
     return BijectionPosterior(*(torch.from_numpy(array).to(dtype) for array in arrays))
 

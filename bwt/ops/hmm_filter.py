@@ -219,8 +219,8 @@ def reference(op, compute, output, arguments, lengths):
     dtype = arguments[1].dtype
     check_values(op, *arguments, lengths, _checks.row_sum_tolerance(dtype))
     *distributions, log_likelihood = compute(
-        *(x.detach().numpy() for x in widened(arguments)),
-        lengths=None if lengths is None else lengths.numpy(),
+        *(x.numpy(force=True) for x in widened(arguments)),
+        lengths=None if lengths is None else lengths.numpy(force=True),
     )
     distributions = [torch.from_numpy(x).to(dtype) for x in distributions]
     wide = torch.float32 if dtype in HALVES else dtype

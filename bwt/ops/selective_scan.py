@@ -261,7 +261,7 @@ def _turned(state: Tensor | None) -> Tensor | None:
 
 def _reference(compute, tensors, initial: Tensor | None, options: dict) -> list[Tensor]:
     _checks.refuse_gradient(OP, "the arguments", *tensors, initial)
-    arrays = [None if x is None else x.detach().numpy() for x in (*tensors, initial)]
+    arrays = [None if x is None else x.numpy(force=True) for x in (*tensors, initial)]
     found = compute(*arrays[:-1], **options, initial_state=arrays[-1])
     found = found if isinstance(found, tuple) else (found,)
     return [torch.from_numpy(x).to(tensors[0].dtype) for x in found]

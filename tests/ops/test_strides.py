@@ -73,6 +73,15 @@ def test_all_arguments_at_once(call):
         call.assert_close(run(call.with_arguments(others), "native"), call.expected(), kind)
 
 
+@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
+@each_call()
+def test_the_negative_bit(call, backend):
+    """Take tensors that store minus their values, as the imaginary part of a conjugate does."""
+    others = {name: torch._neg_view(-x) for name, x in call.tensors().items()}
+    assert all(x.is_neg() for x in others.values())
+    call.assert_close(run(call.with_arguments(others), backend), call.expected(), "negated")
+
+
 def test_the_gradient_of_a_channel_is_laid_out_as_its_fake_says():
     channel = torch.full((3, 3), 1 / 3, dtype=torch.float64)
     ids = torch.tensor([[0, 1, 2, 0]])
