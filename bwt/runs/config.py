@@ -73,7 +73,7 @@ class TrainConfig:
         "evaluations with a checkpoint, on a log scale of steps",
         minimum=1,
     )
-    eval_sequences: int = option(2048, "sequences in each evaluation", minimum=1)
+    eval_sequences: int = option(2048, "sequences in each evaluation", minimum=2)
     seed: int = option(0, "of the weights and of the data")
     threads: int = option(0, "CPU threads; 0: as torch chooses")
     device: str = option("auto", "auto, cpu, or cuda")

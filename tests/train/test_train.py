@@ -293,6 +293,7 @@ def test_progress_is_drawn_for_a_person_only():
     "change,complaint",
     [
         (dict(steps=0), "steps must be at least 1"),
+        (dict(eval_sequences=1), "eval_sequences must be at least 2"),
         (dict(lr=float("nan")), "lr must be a number"),
         (dict(lr=-1.0), "lr must be at least 0"),
         (dict(steps="12"), "steps must be int, got '12'"),
