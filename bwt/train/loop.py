@@ -49,7 +49,8 @@ class Watched:
             return trainer.finish(self.evaluation)
         if not caught:
             return None
-        if not trainer.save():
+        trainer.look()  # the checkpoint counts the losses above the limit
+        if trainer.stopped or not trainer.save():
             return trainer.finish(None)
         distributed.wait()
         return Result(trainer.run, trainer.step, None, caught[0])

@@ -33,7 +33,7 @@ def state_of(trainer, generators: Tensor) -> dict[str, Tensor]:
         **{f"optimizer/{key}": x for key, x in program.optimizer.state(trainer.row).items()},
         "generator": generators,
         "loss_sum": trainer.loss_sum,
-        "counts": torch.tensor([trainer.loss_count]),
+        "counts": torch.tensor([trainer.loss_count, trainer.watch.above]),
         "seconds": torch.tensor(trainer.seconds, dtype=torch.float64),
         **_plateau_state(trainer.plateau),
     }
@@ -92,9 +92,10 @@ def _fill(trainer, state: dict[str, Tensor]) -> None:
     program.go_to(trainer.step)
     trainer.generator.set_state(_own_generator(trainer, state["generator"]))
     trainer.loss_sum.copy_(state["loss_sum"])
-    trainer.loss_count = state["counts"].tolist()[0]
+    trainer.loss_count, *above = state["counts"].tolist()
     trainer.seconds = state["seconds"].item()
     trainer.watch.seen = trainer.step
+    trainer.watch.above = sum(above)  # older states do not have it
     if trainer.plateau is not None:
         ending = state["plateau_ending"].item()
         trainer.plateau.ending = None if ending < 0 else ending

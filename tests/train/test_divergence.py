@@ -4,10 +4,12 @@ import dataclasses
 import json
 import math
 import os
+import signal
 
 import pytest
 import torch
 from inline import Inline
+from small_runs import crash, interrupt_at
 
 from bwt import train
 from bwt.cli import main
@@ -179,6 +181,32 @@ def test_going_on_if_asked_to(tmp_path, monkeypatch):
     assert run.divergence["step"] == 23
 
 
+@pytest.fixture
+def always_above(monkeypatch):
+    """Every loss counts as far above that of a uniform guess."""
+    monkeypatch.setattr(divergence, "HOPELESS", 0)
+    monkeypatch.setattr(divergence, "PATIENCE", 20)
+
+
+@pytest.mark.parametrize("every_step", [True, False], ids=["cpu", "as-on-a-gpu"])
+@pytest.mark.parametrize("end", ["interrupt", "crash"])
+def test_a_resumed_run_diverges_at_the_step_of_the_uninterrupted(
+    end, every_step, always_above, tmp_path, monkeypatch, request
+):
+    if not every_step:
+        request.getfixturevalue("rarely_looked_at")
+    assert train.train(CONFIG, tmp_path / "whole").divergence.step == 20
+    with monkeypatch.context() as patch:
+        if end == "interrupt":
+            interrupt_at(13, lambda: os.kill(os.getpid(), signal.SIGTERM), patch)
+            assert 13 <= train.train(CONFIG, tmp_path / "parts").step < 16
+        else:
+            interrupt_at(17, crash, patch)
+            with pytest.raises(MemoryError):
+                train.train(CONFIG, tmp_path / "parts")
+    assert train.resume(tmp_path / "parts").divergence.step == 20
+
+
 def test_one_that_recovers_is_a_result(tmp_path, monkeypatch):
     """A loss that is not finite once and leaves the weights alone."""
     look = Watch.look
@@ -214,11 +242,11 @@ def test_weights_that_the_loss_has_not_shown_yet_are_not_saved(tmp_path, monkeyp
 
 
 def test_an_interrupted_run_with_bad_weights_is_not_saved(tmp_path, monkeypatch, rarely_looked_at):
-    def spoil_and_interrupt(trainer):
+    def spoil(trainer):
         trainer.program.optimizer.exp_avg.fill_(math.nan)
-        os.kill(os.getpid(), 15)
 
-    spoil_at(13, monkeypatch, spoil_and_interrupt)
+    spoil_at(13, monkeypatch, lambda trainer: os.kill(os.getpid(), signal.SIGTERM))
+    spoil_at(14, monkeypatch, spoil)  # the last step
     result = train.train(CONFIG, tmp_path / "run")
     assert result.signal is None and result.divergence.message == "the weights are not finite"
     assert result.run.last_step() == 10
