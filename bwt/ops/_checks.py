@@ -48,6 +48,11 @@ def check_alike(op: str, arguments: Sequence[Argument], tensors: Sequence[Tensor
             )
 
 
+def check_epsilon(op: str, epsilon: float) -> None:
+    if not epsilon >= 0:  # nan is not
+        raise ValueError(f"{op}: epsilon must be at least 0, got {epsilon}")
+
+
 def are_float32_and_half(parameter: torch.dtype, dtype: torch.dtype) -> bool:
     return parameter == torch.float32 and dtype in HALVES
 

@@ -52,6 +52,7 @@ def add_rms_norm(
     >>> add_rms_norm(x, branch, torch.tensor([1.0, 2.0])).normalised
     tensor([[0.8485, 2.2627]])
     """
+    _checks.check_epsilon(OP, epsilon)
     _check(x, branch, weight, bias)
     chosen = _dispatch.choose_beside_torch(ADD_RMS_NORM, backend, x)
     _checks.check_dtype(ADD_RMS_NORM, chosen, x.dtype, "all of them")

@@ -1,5 +1,6 @@
 """Softmax attention that also returns its exact weights and what is asked of them: the op."""
 
+import math
 from collections.abc import Collection, Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -131,7 +132,10 @@ class Call(NamedTuple):
 def _prepare(q, k, v, causal, scale, asked: Asked, backend, is_plain) -> Call:
     _check(q, k, v, causal)
     captures = _attention_captures.parse(*asked, (q.shape[1], q.shape[2], k.shape[2]))
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    if scale is None:
+        scale = q.shape[-1] ** -0.5
+    elif not abs(scale) < math.inf:  # nan is not
+        raise ValueError(f"{OP}: scale must be finite, got {scale}")
     chosen = _dispatch.choose(OP, backend, q.device)
     _checks.check_dtype(ATTENTION, chosen, q.dtype, "q, k and v")
     _checks.check_limit(ATTENTION, chosen, "head_size", q.shape[-1])

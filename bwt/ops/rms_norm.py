@@ -31,6 +31,7 @@ def rms_norm(x: Tensor, weight: Tensor, *, epsilon: float = 1e-6, backend: str =
     >>> rms_norm(torch.tensor([[3.0, 4.0]]), torch.tensor([1.0, 2.0]))
     tensor([[0.8485, 2.2627]])
     """
+    _checks.check_epsilon(OP, epsilon)
     _check(x, weight)
     chosen = _dispatch.choose_beside_torch(RMS_NORM, backend, x)
     _checks.check_dtype(RMS_NORM, chosen, x.dtype, "x and weight")

@@ -1,5 +1,7 @@
 """add_rms_norm on the CPU, against the NumPy float64 reference."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -168,6 +170,8 @@ BAD_INPUT = {
         {"backend": "native"},
         "backend 'native' takes float32, float64, got",
     ),
+    "negative": ((X, X, WEIGHT), {"epsilon": -1e-6}, "epsilon must be at least 0, got -1e-06"),
+    "nan": ((X, X, WEIGHT), {"epsilon": math.nan}, "epsilon must be at least 0, got nan"),
     "backend": ((X, X, WEIGHT), {"backend": "cuda"}, "no backend 'cuda'; choose one of"),
 }
 

@@ -1,6 +1,7 @@
 """attention on the CPU, against the NumPy float64 reference."""
 
 import itertools
+import math
 import os
 import subprocess
 import sys
@@ -300,6 +301,8 @@ BAD_INPUT = {
     "capture": ((X, X, X), {"capture": ("scores",)}, "capture takes any of"),
     "capture as a string": ((X, X, X), {"capture": "weights"}, "capture takes any of"),
     "causal": ((X, X, X), {"causal": "yes"}, "causal must be True or False, got 'yes'"),
+    "scale": ((X, X, X), {"scale": math.nan}, "scale must be finite, got nan"),
+    "infinite scale": ((X, X, X), {"scale": -math.inf}, "scale must be finite, got -inf"),
     "eight bits": (
         (X.to(torch.float8_e5m2),) * 3,
         {},

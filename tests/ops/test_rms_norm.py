@@ -1,5 +1,7 @@
 """rms_norm on the CPU, against the NumPy float64 reference."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -161,6 +163,8 @@ BAD_INPUT = {
         "backend 'native' takes float32, float64, got",
     ),
     "half weight": ((X, WEIGHT.half()), {}, "x and weight must agree in dtype and device"),
+    "negative": ((X, WEIGHT), {"epsilon": -1e-6}, "epsilon must be at least 0, got -1e-06"),
+    "nan": ((X, WEIGHT), {"epsilon": math.nan}, "epsilon must be at least 0, got nan"),
     "backend": ((X, WEIGHT), {"backend": "cuda"}, "no backend 'cuda'; choose one of"),
 }
 
