@@ -20,15 +20,9 @@ from bwt.train.curriculum import curriculum
 from bwt.train.loop import loop
 from bwt.train.penalty import KeyPenalty
 from bwt.train.program import graphed
+from bwt.train.settings import torch_settings
 from bwt.train.signals import catch_signals
 from bwt.train.trainer import Result, Trainer
-
-
-def prepare(config: TrainConfig) -> None:
-    """What a run asks of torch as a whole."""
-    if config.threads:
-        torch.set_num_threads(config.threads)
-    torch.set_float32_matmul_precision("high" if config.precision == "tf32" else "highest")
 
 
 def train(
@@ -48,9 +42,8 @@ def train(
         KeyPenalty(task, config.key_penalty)  # refused before there is a directory
     curriculum(config, task)  # likewise
     freezing.check(config, task)
-    prepare(config)
     device = local_device(config.device)
-    with distributed.joined(device):
+    with torch_settings(config), distributed.joined(device):
         graphed(config, device)  # likewise
         _check_compile(config, device)
         run = RunDirectory(out) if distributed.rank() else RunDirectory.create(out)
@@ -133,9 +126,8 @@ def resume(
     none was saved yet. One that is finished can be extended by some steps (see extending.py)."""
     run, before = open_again(out)
     config = before if extend is None else extending.extended(run, before, extend)
-    prepare(config)
     device = local_device(config.device)
-    with distributed.joined(device), _alone(run):
+    with torch_settings(config), distributed.joined(device), _alone(run):
         trainer = Trainer(config, run, device, say, quiet, watch)
         start_or_restore(trainer)
         if trainer.main:

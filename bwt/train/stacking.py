@@ -19,7 +19,8 @@ from bwt.runs.files import RunError
 from bwt.train import distributed
 from bwt.train.extending import extended
 from bwt.train.program import Program
-from bwt.train.run import open_again, prepare, record_extension, run_all, start_or_restore
+from bwt.train.run import open_again, record_extension, run_all, start_or_restore
+from bwt.train.settings import torch_settings
 from bwt.train.trainer import Result, Trainer
 
 # What may differ between runs of a stack.
@@ -69,9 +70,8 @@ def resume_together(
     if extend is not None:
         configs = [extended(run, x, extend) for run, x in opened]
     _check(runs, configs)
-    prepare(configs[0])
     device = local_device(configs[0].device)
-    with ExitStack() as locks:
+    with torch_settings(configs[0]), ExitStack() as locks:
         for run in runs:
             locks.enter_context(run.locked())
         trainers = [
