@@ -23,7 +23,7 @@ independent sequences.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,7 @@ from bwt.tasks import Batch, Task
 
 SEED = 1_000_003  # apart from the seeds of training data
 BATCH = 256  # sequences at a time
+KEPT_BYTES = 1 << 28  # of sampled sequences and posteriors
 
 
 class NotProbabilities(ValueError):
@@ -55,8 +56,8 @@ def evaluate(
 
     Args:
         predict: gives the log-probabilities [B, P, O] (natural log) of a batch's outcomes.
-        num_sequences: at least 2; they are drawn twice from the seed, as the floor that is
-            constant per position is fitted to them first, so that it is at its best.
+        num_sequences: at least 2. The floor that is constant per position is fitted to them first,
+            so that it is at its best.
 
     Raises:
         ValueError: predict returns another shape, or rows that are not log-probabilities.
@@ -67,15 +68,12 @@ def evaluate(
             f"got {num_sequences} and {batch_size}"
         )
 
-    def batches() -> Iterator[Batch]:
-        generator = torch.Generator(device).manual_seed(seed)
-        for start in range(0, num_sequences, batch_size):
-            size = min(batch_size, num_sequences - start)
-            yield task.sample(size, generator=generator, device=device)
-
-    constant, position_entropy_mae = _know_the_position(batches())
+    starts = range(0, num_sequences, batch_size)
+    sizes = [min(batch_size, num_sequences - start) for start in starts]
+    batches = _Batches(task, sizes, torch.Generator(device).manual_seed(seed))
+    constant, position_entropy_mae = _know_the_position(batches)
     tallies: dict[str, _Tally] = {}
-    for batch in batches():
+    for batch in batches:
         exact = _normalised(batch.exact)
         predictions = {
             "exact": exact.log(),
@@ -101,6 +99,27 @@ def evaluate(
         position_entropy_mae=position_entropy_mae,
         effective_memory=_effective_memory(model, scores),
     )
+
+
+class _Batches:
+    """Fresh batches to iterate over several times: the first ones, up to KEPT_BYTES, are sampled
+    once and kept, the others are sampled again by each iteration."""
+
+    def __init__(self, task: Task, sizes: Sequence[int], generator: torch.Generator):
+        self.task, self.sizes, self.generator = task, sizes, generator
+        self.kept: list[Batch] = []
+        self.state, self.room = generator.get_state(), KEPT_BYTES  # after the kept ones
+
+    def __iter__(self) -> Iterator[Batch]:
+        yield from self.kept
+        self.generator.set_state(self.state)
+        for size in self.sizes[len(self.kept) :]:
+            batch = self.task.sample(size, generator=self.generator, device=self.generator.device)
+            self.room -= sum(x.nbytes for x in batch if x is not None)
+            if self.room >= 0:
+                self.kept.append(batch)
+                self.state = self.generator.get_state()
+            yield batch
 
 
 def measure(log_q: Tensor, p: Tensor, targets: Tensor) -> Tensor:
@@ -150,7 +169,7 @@ def _checked(log_q: Tensor, shape: torch.Size) -> Tensor:
     return log_q - total[..., None]
 
 
-def _know_the_position(batches: Iterator[Batch]) -> tuple[Tensor, float]:
+def _know_the_position(batches: Iterable[Batch]) -> tuple[Tensor, float]:
     """The best prediction [P, O] that is constant at each position (its mean posterior), and the
     least mean entropy error of a constant at each position (that of the median)."""
     total, parts = torch.zeros(()), []

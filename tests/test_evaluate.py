@@ -247,6 +247,24 @@ def test_table_is_aligned():
     assert names[:4] == ["model", "exact", "uniform", "constant"]
 
 
+@pytest.mark.parametrize(
+    "room,sampled",
+    [(1 << 28, [128, 128, 44]), (40_000, [128, 128, 44, 128, 44]), (0, 2 * [128, 128, 44])],
+)
+def test_sequences_are_sampled_once_where_they_fit_into_memory(room, sampled, monkeypatch):
+    whole = run(noisily, HMM, num_sequences=300)
+    sizes, posterior = [], tasks.HMM.posterior
+
+    def counted(self, batch, **options):
+        sizes.append(len(batch.tokens))
+        return posterior(self, batch, **options)
+
+    monkeypatch.setattr(tasks.HMM, "posterior", counted)
+    monkeypatch.setattr("bwt.evaluate.KEPT_BYTES", room)
+    assert run(noisily, HMM, num_sequences=300) == whole
+    assert sizes == sampled
+
+
 def test_reproducible_and_seeded():
     one, same, other = (run(noisily, HMM, seed=seed).to_json() for seed in (3, 3, 4))
     assert one == same != other
