@@ -33,11 +33,15 @@ CALLS = {
 }
 
 
+def used_by(call, out):
+    used = set()
+    call(out, lambda text: used.add(settings()))
+    return used
+
+
 def test_training_restores_the_settings_of_the_caller(caller, tmp_path):
     for name, call in CALLS.items():  # of one run
-        used = []
-        call(tmp_path / "run", lambda text: used.append(settings()))
-        assert set(used) == {(2, "high")}, name
+        assert used_by(call, tmp_path / "run") == {(2, "high")}, name
         assert settings() == caller, name
 
 
