@@ -66,7 +66,7 @@ SIDE_BY_SIDE := -n auto --dist worksteal
 
 test: build lint
 	$(BIN)/python -P -m pytest $(SIDE_BY_SIDE)
-	$(BIN)/python -P tests/emulated_gpu $(SIDE_BY_SIDE)
+	$(BIN)/python -P tests/emulator/gpu $(SIDE_BY_SIDE)
 
 # What a developer wants to know after each edit: no compiling for GPUs, no other processes, no great
 # lengths.

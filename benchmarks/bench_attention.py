@@ -239,7 +239,7 @@ def expected(case: Case):
 @functools.cache
 def coarse_bounds(case: Case) -> list[float]:
     """In 16 bits, as the tests allow it: what rounding the operands of each product costs."""
-    import attention_triton
+    from helpers import attention_triton
 
     x = inputs(case, "cpu")
     tensors = {name: y.detach()[:2] for name, y in zip("qkv", x.qkv, strict=True)}

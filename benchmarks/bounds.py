@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 _TESTS = Path(__file__).resolve().parents[1] / "tests"
-sys.path += [str(_TESTS), str(_TESTS / "helpers")]
+sys.path.append(str(_TESTS))
 
-from tolerances import (  # noqa: E402
+from helpers.tolerances import (  # noqa: E402
     attention_error,
     gelu_error,
     hmm_error,

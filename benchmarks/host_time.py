@@ -2,7 +2,7 @@
 
     python benchmarks/host_time.py [--ops attention] [--layers 16] [--repeats 60]
 
-On a machine without a GPU the ops run on the emulated one of tests/emulated_gpu, with a driver that
+On a machine without a GPU the ops run on the emulated one of tests/emulator/gpu, with a driver that
 launches nothing: dispatch, checks, autograd, allocation and Triton's packing of arguments in C are
 done as on a GPU machine, and the kernels' results are whatever memory held. Torch's own kernels for
 GPUs do not exist there, so that the peer, torch.nn.functional.scaled_dot_product_attention, is the
@@ -41,8 +41,8 @@ class Subject(NamedTuple):
 
 def find_device() -> bool:
     """Whether there is a GPU; otherwise one is emulated. To be called before torch is imported."""
-    sys.path[:0] = [str(TESTS), str(TESTS / "helpers")]
-    from emulated_gpu import device
+    sys.path.insert(0, str(TESTS))
+    from emulator.gpu import device
 
     if device.torch_is_for_gpus():
         import torch
@@ -51,7 +51,7 @@ def find_device() -> bool:
             sys.exit("host_time.py needs a GPU, or a torch for CPUs beside which one is emulated")
         return True
     device.load()
-    from emulated_gpu import torch_cuda, triton_driver
+    from emulator.gpu import torch_cuda, triton_driver
 
     torch_cuda.install(1)
     triton_driver.install(executed=False)

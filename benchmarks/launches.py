@@ -2,7 +2,7 @@
 
     python benchmarks/launches.py [--cases quick-bijection] [--record]
 
-Counted on the emulated GPU of tests/emulated_gpu, which executes no kernel of ours here: launches
+Counted on the emulated GPU of tests/emulator/gpu, which executes no kernel of ours here: launches
 do not depend on the numbers, nor on the batch, which is small. An op of torch counts as one kernel,
 though some (a sort) launch more on a GPU. `host ms` is the time of the process for a step without a
 graph; torch's own ops run on its CPU, so that it is an upper bound. A replay is one launch, however
@@ -63,7 +63,7 @@ def trainers(case: str, count: int, graph: str) -> list:
 
 def per_step(case: str, count: int, graph: str) -> tuple[Any, Any, float]:
     """(launches, counts, host seconds) of a step."""
-    from emulated_gpu import device
+    from emulator.gpu import device
 
     first = trainers(case, count, graph)[0]
     for _ in range(5):

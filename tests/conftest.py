@@ -6,10 +6,10 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-import oracles
 import pytest
 import torch
 from bwt.kernels import configs
+from helpers import oracles
 
 _oracles = pytest.StashKey()
 
@@ -61,7 +61,7 @@ def devices_are_asked_again():
 
 @pytest.fixture(scope="session")
 def interpreter():
-    from triton_aot import Interpreter
+    from helpers.triton_aot import Interpreter
 
     worker = Interpreter()
     yield worker
@@ -94,16 +94,16 @@ def stages(benchmark_scripts):
 
 @pytest.fixture
 def emulated_device(pytestconfig):
-    """The module emulated_gpu.device, where its GPU is in use."""
-    if not pytestconfig.pluginmanager.hasplugin("emulated_gpu.plugin"):
+    """The module emulator.gpu.device, where its GPU is in use."""
+    if not pytestconfig.pluginmanager.hasplugin("emulator.gpu.plugin"):
         pytest.skip("looks into the emulated GPU")
-    from emulated_gpu import device
+    from emulator.gpu import device
 
     return device
 
 
 def pytest_collection_modifyitems(config, items):
-    emulated = config.pluginmanager.hasplugin("emulated_gpu.plugin")
+    emulated = config.pluginmanager.hasplugin("emulator.gpu.plugin")
     for item in items:
         if emulated and item.get_closest_marker("real_gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device that is not emulated"))
@@ -112,7 +112,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_terminal_summary(terminalreporter):
-    if terminalreporter.config.pluginmanager.hasplugin("emulated_gpu.plugin"):
+    if terminalreporter.config.pluginmanager.hasplugin("emulator.gpu.plugin"):
         terminalreporter.write_line("The CUDA device was emulated: no timing, no sm_90 and later.")
     elif not torch.cuda.is_available():
         terminalreporter.write_line(

@@ -21,7 +21,7 @@ FEWER = {"damaged": 25}  # each a command of its own
 
 def work(kind: str, first: int, count: int) -> None:
     """Says which case comes next and what came of it, a line each."""
-    from fuzz_cases import check
+    from helpers.fuzz_cases import check
 
     for seed in range(first, first + count):
         print(json.dumps({"next": seed}), flush=True)
@@ -78,8 +78,8 @@ def main() -> int:
     parser.add_argument("--work", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     here = Path(__file__).parent
-    sys.path[:0] = [str(here), str(here / "helpers")]
-    from fuzz_cases import KINDS, check
+    sys.path.insert(0, str(here))
+    from helpers.fuzz_cases import KINDS, check
 
     if options.work:
         kind, first, count = options.work

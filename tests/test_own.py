@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from nvcc import ROOT
+from helpers import ROOT
 
 import bwt
 from bwt import models, registry, tasks

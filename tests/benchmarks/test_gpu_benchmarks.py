@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fake_gpu import US, CpuAsGpu, FakeGpu
+from helpers.fake_gpu import US, CpuAsGpu, FakeGpu
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 SMI = "NVIDIA A100-SXM4-80GB, 575.1, 81920, 81000, 1410, 1410, 1593, [N/A], 31, 8.0\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from bwt.kernels import tuned
-from fake_gpu import SMI
+from helpers.fake_gpu import SMI
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.usefixtures("benchmark_scripts")

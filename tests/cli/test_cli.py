@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from nvcc import ROOT
+from helpers import ROOT
 
 from bwt import models, tasks
 from bwt.cli import COMMANDS, main

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from bwt.kernels import configs
-from nvcc import ROOT
+from helpers import ROOT
 
 from bwt.cli import main
 from bwt.cli.commands import bench, kernels

@@ -6,12 +6,12 @@ from math import comb
 import numpy as np
 import pytest
 import torch
-from bijection_cuda import NO_FAULT, SOURCE, run_gradient, run_noiseless, run_noisy
-from bijections import draw, draw_channel, enumerate_in_log_space, symmetric_channel
-from extreme_channels import CASES, assert_exact, assert_exact_gradient, gradient_weights
-from nvcc import needs_nvcc, usage
-from subset_lattice import SubsetLattice
-from tolerances import rounding, running_sum, subset_gradient, subset_sums
+from emulator.bijection_cuda import NO_FAULT, SOURCE, run_gradient, run_noiseless, run_noisy
+from helpers.bijections import draw, draw_channel, enumerate_in_log_space, symmetric_channel
+from helpers.extreme_channels import CASES, assert_exact, assert_exact_gradient, gradient_weights
+from helpers.nvcc import needs_nvcc, usage
+from helpers.subset_lattice import SubsetLattice
+from helpers.tolerances import rounding, running_sum, subset_gradient, subset_sums
 
 from bwt import ops, reference
 from bwt.reference.bijection_posterior import BijectionPosterior

@@ -3,12 +3,12 @@
 import ctypes
 import itertools
 
-import cuda_extension
-import cuda_runtime
 import numpy as np
 import pytest
 import torch
-from bijections import (
+from emulator import cuda_extension, cuda_runtime
+from emulator.ptx import PTXError
+from helpers.bijections import (
     assert_agrees,
     draw,
     draw_channel,
@@ -16,10 +16,9 @@ from bijections import (
     lay_out,
     symmetric_channel,
 )
-from nvcc import needs_nvcc
-from ptx import PTXError
-from subset_lattice import SubsetLattice
-from tolerances import subset_gradient
+from helpers.nvcc import needs_nvcc
+from helpers.subset_lattice import SubsetLattice
+from helpers.tolerances import subset_gradient
 
 from bwt import ops
 from bwt.ops import _dispatch

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from planted import transformer
+from helpers.planted import transformer
 
 from bwt import tasks
 from bwt.geometry.alignment import align, alignments

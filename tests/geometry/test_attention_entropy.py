@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from planted import transformer
+from helpers.planted import transformer
 
 from bwt import tasks
 from bwt.geometry.attention import attention, fall

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from planted import TASK, Keyed, Maps, Planted, Staged
+from helpers.planted import TASK, Keyed, Maps, Planted, Staged
 
 from bwt.geometry import stats
 from bwt.geometry.dissociation import dissociation, no_worse_than

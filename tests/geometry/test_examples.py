@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from planted import transformer
+from helpers.planted import transformer
 
 from bwt import taps, tasks
 from bwt.geometry.examples import examples, spread

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from planted import transformer
+from helpers.planted import transformer
 from torch import nn
 
 from bwt import tasks

@@ -9,7 +9,7 @@ import re
 import pytest
 import scipy.linalg
 import torch
-from planted import TASK, Believing, Knowing, Planted, transformer
+from helpers.planted import TASK, Believing, Knowing, Planted, transformer
 
 from bwt import models, taps, tasks
 from bwt.geometry import ablation, causal, key_edits

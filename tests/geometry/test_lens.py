@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from filters import Filter
-from planted import transformer
+from helpers.filters import Filter
+from helpers.planted import transformer
 from torch import nn
 
 from bwt import models, tasks

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from filters import Filter
+from helpers.filters import Filter
 from torch.nn import functional
 
 from bwt import models, ops, taps, tasks

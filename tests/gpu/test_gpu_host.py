@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from gpu_host import pretend
+from helpers.gpu_host import pretend
 
 from bwt import tasks
 from bwt.cli import main

@@ -1,10 +1,9 @@
 """The public ops on a GPU against the NumPy reference; the same tests on a CPU, where they run
 today."""
 
-import gpu_bodies
-import hmm_triton
 import pytest
 import torch
+from helpers import gpu_bodies, hmm_triton
 
 pytest.importorskip("triton", reason="Triton is not installed")
 

@@ -4,11 +4,9 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-import attention_triton
-import gpu_bodies
-import hmm_triton
 import pytest
 import torch
+from helpers import attention_triton, gpu_bodies, hmm_triton
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 

@@ -1,9 +1,9 @@
 """Compiled, captured, trained and distributed on a GPU; the same tests on a CPU, where they run
 today."""
 
-import gpu_programs
 import pytest
 import torch
+from helpers import gpu_programs
 
 from bwt import ops
 

@@ -7,8 +7,8 @@ import signal
 import pytest
 import torch
 import torch._inductor.config
-from same_runs import same_files
-from tolerances import training_error
+from helpers.same_runs import same_files
+from helpers.tolerances import training_error
 
 from bwt import train
 from bwt.cli import main

@@ -6,8 +6,8 @@ import signal
 
 import pytest
 import torch
-from prepared_runs import prepared
-from same_runs import same_files
+from helpers.prepared_runs import prepared
+from helpers.same_runs import same_files
 
 from bwt import train
 from bwt.runs.config import TrainConfig

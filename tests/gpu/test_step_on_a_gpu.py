@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 import torch
-from gpu_host import CUDA, Watch, backward, on_the_device
+from helpers.gpu_host import CUDA, Watch, backward, on_the_device
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bwt import models, tasks, train

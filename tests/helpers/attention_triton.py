@@ -5,8 +5,9 @@ from functools import partial
 
 import numpy as np
 import torch
-import triton_aot
-from triton_aot import DTYPES
+
+from helpers import triton_aot
+from helpers.triton_aot import DTYPES
 
 # The package has a function of the module's name.
 reference = importlib.import_module("bwt.reference.attention")

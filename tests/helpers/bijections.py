@@ -5,9 +5,9 @@ import math
 
 import numpy as np
 import torch
-from tolerances import rounding, running_sum, subset_sums
 
 from bwt import reference
+from helpers.tolerances import rounding, running_sum, subset_sums
 
 
 def draw(rng, batch, steps, num_symbols, *, replacement=True):

@@ -15,11 +15,11 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-from ptx import Stats  # noqa: E402
+from emulator.ptx import Stats  # noqa: E402
 
 ARCH = "sm_80"  # whose code the executor knows, and the other GPUs run too
 ATTENTION = {"causal": True, "captured": True}
@@ -89,10 +89,10 @@ def count(case: Case, folder: str) -> list[dict]:
     """An entry for each launch of a call, as kernels/roofline.py reads it."""
     if case.op == "bijection_posterior":
         return [_count_compiled_by_nvcc(case, folder)]
-    import triton_aot
     from bwt.kernels import aot
 
     from bwt.tuning.subjects import with_memory
+    from helpers import triton_aot
 
     module = import_module(f"bwt.kernels.{case.op}")
     whole = module.example_launches(mode=case.mode, arch=ARCH, **case.example)
@@ -112,9 +112,10 @@ def count(case: Case, folder: str) -> list[dict]:
 
 def _count_compiled_by_nvcc(case: Case, folder: str) -> dict:
     """With the blocks and the shared memory that csrc/cuda/bijection_posterior gives an A100."""
-    import bijection_cuda
-    import nvcc
-    from bijections import draw_channel
+    from emulator import bijection_cuda
+
+    from helpers import nvcc
+    from helpers.bijections import draw_channel
 
     batch, symbols, noisy = (case.example[name] for name in ("batch", "symbols", "noisy"))
     rng = np.random.default_rng(11)

@@ -2,8 +2,9 @@
 
 import numpy as np
 import torch
-from exact_bijections import exact, exact_gradient
-from tolerances import rounding, running_sum, subset_slopes, subset_sums
+
+from helpers.exact_bijections import exact, exact_gradient
+from helpers.tolerances import rounding, running_sum, subset_slopes, subset_sums
 
 TINY = float(np.finfo(np.float64).tiny)  # the smallest normal number
 

@@ -7,13 +7,15 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-import exact_bijections
-import hmm_exact
 import numpy as np
 import torch
-from damaged_runs import COMMANDS, CONFIG, DAMAGES, FILES
-from extreme_channels import power_channel
-from strided import (
+
+from bwt import ops, train
+from bwt.cli import main
+from helpers import exact_bijections, hmm_exact
+from helpers.damaged_runs import COMMANDS, CONFIG, DAMAGES, FILES
+from helpers.extreme_channels import power_channel
+from helpers.strided import (
     Call,
     calls,
     distributions,
@@ -24,7 +26,7 @@ from strided import (
     run,
     variants,
 )
-from tolerances import (
+from helpers.tolerances import (
     attention_error,
     gelu_error,
     hmm_error,
@@ -34,9 +36,6 @@ from tolerances import (
     scan_error,
     subset_sums,
 )
-
-from bwt import ops, train
-from bwt.cli import main
 
 DTYPES = (torch.float32, torch.float64)
 

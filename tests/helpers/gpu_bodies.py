@@ -3,15 +3,13 @@ GPU where there is one. All compare with the NumPy reference in float64."""
 
 from functools import partial
 
-import attention_triton
-import hmm_triton
 import numpy as np
-import scan_inputs
 import torch
-from op_calls import OpCalls
-from tolerances import gelu_error, norm_error, rounding, subset_sums
 
 from bwt import ops, reference
+from helpers import attention_triton, hmm_triton, scan_inputs
+from helpers.op_calls import OpCalls
+from helpers.tolerances import gelu_error, norm_error, rounding, subset_sums
 
 ALL = ("weights", "entropy")
 

@@ -11,14 +11,14 @@ from unittest import mock
 
 import numpy as np
 import torch
-from nvcc import ROOT
 from safetensors.torch import load_file
-from tolerances import attention_error, scan_error
 
 from bwt import ops, reference, train
 from bwt.runs.config import TrainConfig
 from bwt.runs.directory import RunDirectory
 from bwt.train import distributed
+from helpers import ROOT
+from helpers.tolerances import attention_error, scan_error
 
 SMALL = TrainConfig(
     task="bijection",
@@ -259,9 +259,8 @@ def extension_serves(device):
     """The library of the device is loaded and is what a call without a backend takes."""
     from importlib import import_module
 
-    import gpu_bodies
-
     from bwt.ops import _dispatch
+    from helpers import gpu_bodies
 
     module, backend = {"cpu": ("bwt._C", "native"), "cuda": ("bwt._C_cuda", "cuda")}[device]
     assert import_module(module).__file__.endswith(".so")

@@ -8,7 +8,8 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from oracles import kept
+
+from helpers.oracles import kept
 
 
 class Exact(NamedTuple):

@@ -5,9 +5,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from hmm_models import OWN, SHARED
 
 from bwt.reference.hmm_filter import hmm_filter as reference_filter
+from helpers.hmm_models import OWN, SHARED
 
 MODULE = "bwt.kernels.hmm_filter"
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64}

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from helpers import ROOT
+
 NVCC = shutil.which("nvcc")
 # nvcc's own, or the one that comes with Triton.
 CUOBJDUMP = shutil.which("cuobjdump") or str(
@@ -27,7 +28,7 @@ def _nvcc(source: Path, *flags: str) -> str:
 
 @cache
 def ptx(source: Path) -> str:
-    """sm_80 PTX, which the executor in tests/ptx runs."""
+    """sm_80 PTX, which the executor in tests/emulator/ptx runs."""
     return _nvcc(source, "-arch=sm_80", "-ptx", "-o", "-")
 
 

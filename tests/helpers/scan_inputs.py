@@ -2,9 +2,9 @@
 
 import numpy as np
 import torch
-from tolerances import scan_error
 
 from bwt import reference
+from helpers.tolerances import scan_error
 
 DTYPES = [torch.float32, torch.float64]
 NAMES = ("u", "delta", "A", "B", "C", "D")

@@ -11,7 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from tolerances import (
+from torch import Tensor
+
+from bwt import ops, reference
+from helpers.tolerances import (
     attention_error,
     gelu_error,
     hmm_error,
@@ -20,9 +23,6 @@ from tolerances import (
     scan_error,
     subset_sums,
 )
-from torch import Tensor
-
-from bwt import ops, reference
 
 DTYPES = (torch.float32, torch.float64)
 

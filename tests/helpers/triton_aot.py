@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from ptx import Memory, Stats, launch
+from emulator.ptx import Memory, Stats, launch
 
 TESTS = Path(__file__).parents[1]
 DTYPES = {
@@ -34,7 +34,7 @@ class Interpreter:
 
     def __init__(self):
         self.process = subprocess.Popen(
-            [sys.executable, __file__],
+            [sys.executable, "-P", "-m", "helpers.triton_aot"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             # Behind what this process has, which may be another checkout than the installed one.

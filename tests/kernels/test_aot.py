@@ -2,7 +2,7 @@
 
 import pytest
 from bwt.kernels import aot, configs
-from triton_aot import run_python
+from helpers.triton_aot import run_python
 
 GOOD = {"name": "k", "arch": "sm_89", "registers": 80, "stack": 0, "spills": 0, "shared": 99 << 10}
 

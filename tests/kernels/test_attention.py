@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import triton_aot
-from attention_triton import (
+from helpers import triton_aot
+from helpers.attention_triton import (
     BACKWARD,
     FORWARD,
     INCOMING,

@@ -5,8 +5,8 @@ import math
 
 import numpy as np
 import pytest
-import triton_aot
-from attention_triton import MODULE, bounds, compute, draw, example, expect, show
+from helpers import triton_aot
+from helpers.attention_triton import MODULE, bounds, compute, draw, example, expect, show
 
 pytest.importorskip("triton", reason="Triton is not installed")
 

@@ -6,9 +6,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-import triton_aot
-from attention_triton import BACKWARD, MODULE, draw, example, reference, show
-from triton_aot import DTYPES
+from helpers import triton_aot
+from helpers.attention_triton import BACKWARD, MODULE, draw, example, reference, show
+from helpers.triton_aot import DTYPES
 
 pytest.importorskip("triton", reason="Triton is not installed")
 

@@ -1,10 +1,10 @@
 """The work of kernels is what kernels/counted_work.json says, and no more."""
 
-import counted_work
 import pytest
 from bwt.kernels import roofline
 from bwt.kernels.gpus import GPUS
-from nvcc import needs_nvcc
+from helpers import counted_work
+from helpers.nvcc import needs_nvcc
 
 # Quick to execute, and every kernel is in one of them.
 NVCC = {"bijection_posterior": [needs_nvcc]}

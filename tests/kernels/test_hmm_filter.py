@@ -4,8 +4,8 @@ float64."""
 import numpy as np
 import pytest
 import torch
-from hmm_exact import exact, slopes
-from hmm_triton import (
+from helpers.hmm_exact import exact, slopes
+from helpers.hmm_triton import (
     DTYPES,
     OUTPUTS,
     OWN,
@@ -20,10 +20,10 @@ from hmm_triton import (
     draw,
     draw_gradients,
 )
-from hmm_triton import (
+from helpers.hmm_triton import (
     MODULE as MODULE,  # read by the fixture `call`
 )
-from tolerances import hmm_relative_error
+from helpers.tolerances import hmm_relative_error
 
 pytest.importorskip("triton", reason="Triton is not installed")
 

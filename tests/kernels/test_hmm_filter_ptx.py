@@ -2,11 +2,11 @@
 NumPy in float64, and they are compiled for every architecture that is shipped."""
 
 import pytest
-from hmm_triton import DTYPES, MODULE, SHARED, Case, check, check_halves
+from helpers.hmm_triton import DTYPES, MODULE, SHARED, Case, check, check_halves
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from triton_aot import Compiler, assert_within_budget, execute  # noqa: E402
+from helpers.triton_aot import Compiler, assert_within_budget, execute  # noqa: E402
 
 EXECUTED = [
     ("fp32", Case("rows", 5, 3, 5, 6)),

@@ -4,7 +4,7 @@ code within budgets, and as executed sm_80 PTX, against NumPy in float64."""
 import numpy as np
 import pytest
 import torch
-from scan_inputs import (
+from helpers.scan_inputs import (
     HALVES,
     assert_close,
     assert_gradients,
@@ -13,13 +13,13 @@ from scan_inputs import (
     draw_states,
     to_arrays,
 )
-from tolerances import scan_error
+from helpers.tolerances import scan_error
 
 from bwt import reference
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from triton_aot import Compiler, assert_within_budget, emulator  # noqa: E402
+from helpers.triton_aot import Compiler, assert_within_budget, emulator  # noqa: E402
 
 MODULE = "bwt.kernels.selective_scan"
 DTYPES = {

@@ -3,7 +3,7 @@ many models at once."""
 
 import pytest
 import torch
-from small_models import SHAPE, inputs, perturbed
+from helpers.small_models import SHAPE, inputs, perturbed
 from torch.func import functional_call, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 

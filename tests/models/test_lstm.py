@@ -3,7 +3,7 @@
 import copy
 
 import torch
-from small_models import SHAPE, inputs, perturbed
+from helpers.small_models import SHAPE, inputs, perturbed
 
 import bwt
 from bwt import models

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from small_models import SHAPE, inputs, perturbed
+from helpers.small_models import SHAPE, inputs, perturbed
 from torch.nn import functional
 
 import bwt

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from helpers.small_models import SHAPE, inputs, perturbed
 from scipy.special import erf
-from small_models import SHAPE, inputs, perturbed
 
 import bwt
 from bwt import models, reference, tasks

@@ -5,9 +5,9 @@ import warnings
 
 import pytest
 import torch
-from op_calls import OpCalls
-from small_models import SHAPE, inputs, perturbed
-from tolerances import reordered_sums
+from helpers.op_calls import OpCalls
+from helpers.small_models import SHAPE, inputs, perturbed
+from helpers.tolerances import reordered_sums
 from torch.func import functional_call, vmap
 
 from bwt import models

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from tolerances import norm_error, rounding
+from helpers.tolerances import norm_error, rounding
 
 from bwt import reference
 from bwt.ops import add_bias, add_rms_norm, gelu

@@ -9,10 +9,10 @@ import sys
 import numpy as np
 import pytest
 import torch
-from attention_inputs import ALL, arrays, draw
+from helpers.attention_inputs import ALL, arrays, draw
+from helpers.tolerances import attention_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tolerances import attention_error
 
 from bwt import ops, reference
 

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from attention_inputs import arrays, draw
-from tolerances import attention_error
+from helpers.attention_inputs import arrays, draw
+from helpers.tolerances import attention_error
 
 from bwt import ops, reference
 from bwt.ops import AttentionOutput, CapturedAttention, TopK

@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from attention_inputs import ALL, arrays, draw
-from tolerances import attention_error
+from helpers.attention_inputs import ALL, arrays, draw
+from helpers.tolerances import attention_error
 
 from bwt import ops, reference
 

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from bijections import (
+from helpers.bijections import (
     assert_agrees,
     draw,
     draw_channel,
@@ -13,9 +13,9 @@ from bijections import (
     lay_out,
     symmetric_channel,
 )
+from helpers.tolerances import subset_sums
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tolerances import subset_sums
 
 from bwt import ops, reference
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from exact_bijections import exact_rows
-from extreme_channels import (
+from helpers.exact_bijections import exact_rows
+from helpers.extreme_channels import (
     CASES,
     TINY,
     assert_exact,
@@ -14,7 +14,7 @@ from extreme_channels import (
     hand_made,
     power_channel,
 )
-from tolerances import subset_sums
+from helpers.tolerances import subset_sums
 
 from bwt import ops
 

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 from bwt.kernels.contracts import CONTRACTS, FLOATS, ROW_SUM_TOLERANCE, SCAN_CHUNK
-from nvcc import ROOT
+from helpers import ROOT
 
 from bwt import ops
 from bwt.ops import _checks

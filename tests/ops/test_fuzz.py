@@ -1,9 +1,9 @@
 """A short part of `make fuzz` with fixed seeds, and that a fault is found and named."""
 
 import fuzz
-import fuzz_cases
 import pytest
 import torch
+from helpers import fuzz_cases
 
 from bwt import ops
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from helpers.tolerances import gelu_error, gelu_tail_error, norm_error
 from scipy.special import ndtr
-from tolerances import gelu_error, gelu_tail_error, norm_error
 
 from bwt import reference
 from bwt.ops import gelu

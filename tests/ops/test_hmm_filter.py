@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from hmm_models import DTYPES, MIXED, OWN, SHARED, arrays, assert_close, draw, draw_lengths
+from helpers.hmm_models import DTYPES, MIXED, OWN, SHARED, arrays, assert_close, draw, draw_lengths
+from helpers.tolerances import hmm_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tolerances import hmm_error
 
 from bwt.ops.hmm_filter import hmm_filter
 from bwt.ops.hmm_smooth import hmm_smooth

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from hmm_exact import exact, slopes
-from hmm_extremes import cases, certain_coins, coins, never_entered, there_and_back, widened
-from tolerances import hmm_relative_error
+from helpers.hmm_exact import exact, slopes
+from helpers.hmm_extremes import cases, certain_coins, coins, never_entered, there_and_back, widened
+from helpers.tolerances import hmm_relative_error
 
 from bwt.ops.hmm_filter import hmm_filter
 from bwt.ops.hmm_smooth import hmm_smooth

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from hmm_models import DTYPES, MIXED, OWN, SHARED, arrays, assert_close, draw, draw_lengths
-from tolerances import hmm_error
+from helpers.hmm_models import DTYPES, MIXED, OWN, SHARED, arrays, assert_close, draw, draw_lengths
+from helpers.tolerances import hmm_error
 
 from bwt.ops.hmm_filter import hmm_filter
 from bwt.reference.hmm_filter import hmm_filter as reference_filter

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from hmm_models import SHARED, draw, draw_lengths
-from hmm_triton import slopes
-from tolerances import hmm_error
+from helpers.hmm_models import SHARED, draw, draw_lengths
+from helpers.hmm_triton import slopes
+from helpers.tolerances import hmm_error
 
 from bwt import reference
 from bwt.ops import hmm_filter, hmm_smooth

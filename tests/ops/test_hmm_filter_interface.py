@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hmm_models import OWN, draw
+from helpers.hmm_models import OWN, draw
 
 from bwt.ops.hmm_filter import hmm_filter
 from bwt.ops.hmm_smooth import hmm_smooth

@@ -4,9 +4,9 @@ import math
 from multiprocessing import get_context
 
 import pytest
-import tolerances
 import torch
-from in_worker import KEYS, Entropies, entropy, values
+from helpers import tolerances
+from helpers.in_worker import KEYS, Entropies, entropy, values
 
 from bwt import reference
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from tolerances import norm_error
+from helpers.tolerances import norm_error
 
 from bwt import reference
 from bwt.ops import rms_norm

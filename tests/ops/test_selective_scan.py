@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from scan_inputs import (
+from helpers.scan_inputs import (
     DTYPES,
     HALVES,
     assert_close,
@@ -14,7 +12,9 @@ from scan_inputs import (
     draw,
     to_arrays,
 )
-from tolerances import scan_error
+from helpers.tolerances import scan_error
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from bwt import reference
 from bwt.ops import selective_scan, selective_scan_states

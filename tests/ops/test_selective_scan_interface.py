@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from scan_inputs import draw
+from helpers.scan_inputs import draw
 
 from bwt.ops import selective_scan, selective_scan_states
 

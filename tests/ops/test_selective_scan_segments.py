@@ -4,7 +4,7 @@ hand their state on against the whole."""
 import numpy as np
 import pytest
 import torch
-from scan_inputs import (
+from helpers.scan_inputs import (
     DTYPES,
     HALVES,
     assert_close,
@@ -14,7 +14,7 @@ from scan_inputs import (
     draw_states,
     to_arrays,
 )
-from tolerances import scan_error
+from helpers.tolerances import scan_error
 
 from bwt import reference
 from bwt.ops import selective_scan, selective_scan_states

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from nvcc import ROOT
+from helpers import ROOT
 
 # File -> which of its tests.
 CHOSEN = {

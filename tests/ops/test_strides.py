@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from strided import (
+from helpers.strided import (
     DTYPES,
     calls,
     expected_gradients,

@@ -3,7 +3,7 @@ of values that did not deserve it."""
 
 import pytest
 import torch
-from gpu_host import CUDA, Watch, on_the_device
+from helpers.gpu_host import CUDA, Watch, on_the_device
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from bwt import ops, tasks

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from op_calls import OpCalls
+from helpers.op_calls import OpCalls
 from torch import func
 
 from bwt import ops

@@ -9,7 +9,7 @@ import sys
 import pytest
 import setuptools
 import torch
-from nvcc import ROOT
+from helpers import ROOT
 
 ARCHITECTURES = {"12.4": (50, 80, 86, 89, 90), "13.0": (75, 80, 90, 100, 120)}
 

@@ -6,7 +6,7 @@ import inspect
 import re
 
 import pytest
-from nvcc import ROOT
+from helpers import ROOT
 
 import bwt
 

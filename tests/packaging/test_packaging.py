@@ -13,7 +13,8 @@ import zipfile
 import pytest
 import tomllib
 import torch
-from nvcc import NVCC, ROOT
+from helpers import ROOT
+from helpers.nvcc import NVCC
 from packaging.requirements import Requirement
 
 from bwt import ops

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import tomllib
 import torch
-from nvcc import ROOT
+from helpers import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 VERSIONS = [x[-4:] for x in PROJECT["classifiers"] if re.search(r"Python :: 3\.\d+$", x)]

@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hmm_exact import exact
-from hmm_extremes import cases
-from tolerances import hmm_relative_error
+from helpers.hmm_exact import exact
+from helpers.hmm_extremes import cases
+from helpers.tolerances import hmm_relative_error
 
 from bwt.reference.hmm_filter import hmm_filter, hmm_filter_log, hmm_smooth
 

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from scan_inputs import NAMES, draw, to_arrays
+from helpers.scan_inputs import NAMES, draw, to_arrays
 
 from bwt import reference
 

@@ -1,7 +1,7 @@
 """The page in a real browser: its controls change what is shown, and it complains of nothing."""
 
-import browser
 import pytest
+from helpers import browser
 
 from bwt.cli import main
 

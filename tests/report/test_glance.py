@@ -6,7 +6,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from nvcc import ROOT
+from helpers import ROOT
 
 from bwt.records.geometry import Skipped
 from bwt.report import glance, reading, report

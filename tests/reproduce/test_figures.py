@@ -4,7 +4,7 @@ import math
 from xml.etree import ElementTree
 
 import pytest
-from planted_results import cell, document
+from helpers.planted_results import cell, document
 
 from bwt.records.results import StudyText
 from bwt.reproduce import by_layer, drawing, figures, page

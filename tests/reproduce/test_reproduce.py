@@ -12,10 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from inline import Inline
-from nvcc import ROOT
-from planted_results import cell as planted_cell
-from tiny_scale import AMONG, ARCHITECTURE, SHAPE, TASKS, TINY
+from helpers import ROOT
+from helpers.inline import Inline
+from helpers.planted_results import cell as planted_cell
+from helpers.tiny_scale import AMONG, ARCHITECTURE, SHAPE, TASKS, TINY
 
 from bwt import models, tasks, train
 from bwt.cli import main

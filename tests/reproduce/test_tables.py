@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from planted_results import FLOORS, cell, document
+from helpers.planted_results import FLOORS, cell, document
 
 from bwt import paper, tasks
 from bwt.records.estimates import Estimate

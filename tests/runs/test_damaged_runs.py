@@ -10,7 +10,7 @@ import signal
 
 import pytest
 import torch
-from damaged_runs import COMMANDS, CONFIG, DAMAGES, FILES, LAST
+from helpers.damaged_runs import COMMANDS, CONFIG, DAMAGES, FILES, LAST
 
 from bwt import train
 from bwt.cli import main

@@ -7,9 +7,9 @@ import subprocess
 import sys
 
 import pytest
-from damaged_runs import CONFIG
-from nvcc import ROOT
-from same_runs import same_files
+from helpers import ROOT
+from helpers.damaged_runs import CONFIG
+from helpers.same_runs import same_files
 
 from bwt import train
 from bwt.cli import FULL, main

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from nvcc import ROOT
+from helpers import ROOT
 
 from bwt.cli import main
 from bwt.runs.directory import RunDirectory

@@ -9,8 +9,8 @@ import time
 
 import pytest
 import torch
-from inline import Inline
-from nvcc import ROOT
+from helpers import ROOT
+from helpers.inline import Inline
 
 from bwt import train
 from bwt.cli import main

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from calibration import p_value
+from helpers.calibration import p_value
 
 from bwt import tasks
 from bwt.tasks import Bijection, Task

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 import torch
-from nvcc import ROOT
-from same_runs import losses, same_files
+from helpers import ROOT
+from helpers.same_runs import losses, same_files
 
 from bwt import train
 from bwt.runs.checkpoints import load_state, load_weights

@@ -8,8 +8,8 @@ import signal
 
 import pytest
 import torch
-from inline import Inline
-from small_runs import crash, interrupt_at
+from helpers.inline import Inline
+from helpers.small_runs import crash, interrupt_at
 
 from bwt import train
 from bwt.cli import main

@@ -5,8 +5,8 @@ import json
 
 import pytest
 import torch
-from same_runs import losses, same_files
-from small_runs import SMALL, interrupt_at
+from helpers.same_runs import losses, same_files
+from helpers.small_runs import SMALL, interrupt_at
 
 from bwt import train
 from bwt.cli import main

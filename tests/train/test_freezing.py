@@ -5,7 +5,7 @@ import dataclasses
 
 import pytest
 import torch
-from same_runs import losses, same_files
+from helpers.same_runs import losses, same_files
 
 from bwt import train
 from bwt.cli import main

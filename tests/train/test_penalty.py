@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from same_runs import losses, same_files
+from helpers.same_runs import losses, same_files
 
 from bwt import tasks, train
 from bwt.geometry.keys import keys

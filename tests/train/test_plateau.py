@@ -5,8 +5,8 @@ import math
 
 import numpy as np
 import pytest
-from same_runs import same_files
-from small_runs import SMALL, crash, interrupt_at
+from helpers.same_runs import same_files
+from helpers.small_runs import SMALL, crash, interrupt_at
 
 from bwt import tasks, train
 from bwt.records.estimates import Estimate

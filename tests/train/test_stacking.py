@@ -11,9 +11,9 @@ import signal
 import pytest
 import torch
 from bwt.kernels import configs
-from prepared_runs import prepared
-from same_runs import losses, same_files
-from tolerances import training_error
+from helpers.prepared_runs import prepared
+from helpers.same_runs import losses, same_files
+from helpers.tolerances import training_error
 
 from bwt import train
 from bwt.cli import main

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from small_runs import SMALL
+from helpers.small_runs import SMALL
 
 from bwt import train
 from bwt.runs.files import RunError

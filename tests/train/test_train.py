@@ -8,8 +8,8 @@ import signal
 
 import pytest
 import torch
-from same_runs import same_files
-from small_runs import SMALL, crash, interrupt_at
+from helpers.same_runs import same_files
+from helpers.small_runs import SMALL, crash, interrupt_at
 
 from bwt import models, tasks, train
 from bwt.cli import main

@@ -7,9 +7,8 @@ import re
 import sys
 
 import pytest
-import screen
-from nvcc import ROOT
-from small_runs import SMALL
+from helpers import ROOT, screen
+from helpers.small_runs import SMALL
 
 from bwt import curve, train
 from bwt.cli import main

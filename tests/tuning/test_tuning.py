@@ -12,6 +12,7 @@ from bwt.kernels import configs, tuned  # noqa: E402
 from bwt.cli import main  # noqa: E402
 from bwt.tuning import checks, device, search, subjects  # noqa: E402
 
+TUNER = "helpers.tune_here"  # called in the interpreting process
 SCAN = ("selective_scan", "forward", "fp32", 4)
 EVERY_KERNEL = [
     ("attention", "short_forward", "fp32", 16),
@@ -108,13 +109,13 @@ def test_neighbours_differ_in_one_value_and_keep_the_entrys_place(key):
 def test_the_check_runs_each_kernel_and_its_launch_can_be_timed(interpreter, key):
     """Interpreted, with the present config. Forward and backward of an op have one check."""
     check = key[1] in CHECKED
-    names = interpreter.call("tune_here", "check_and_time_once", key, check)
+    names = interpreter.call(TUNER, "check_and_time_once", key, check)
     assert set(names) == {f"{key[0]}_{key[1].removeprefix('rows_').removeprefix('dot_')}"}
 
 
 def test_flow(interpreter, tmp_path):
     """From 4 warps the search goes to 2, where its clock is fastest, and writes the table."""
-    said, entries, text, launches = interpreter.call("tune_here", "flow", [SCAN], str(tmp_path))
+    said, entries, text, launches = interpreter.call(TUNER, "flow", [SCAN], str(tmp_path))
     [(tiles, warps, stages, _)] = entries[SCAN]
     assert (warps, stages) == (2, 1) and tiles == {"CH": 8, "BE": 128, "NR": 1}
     assert set(launches) == {"selective_scan_forward"}
@@ -131,9 +132,7 @@ def test_what_is_wrong_or_does_not_compile_is_reported_and_not_timed(
     interpreter, tmp_path, fault, words
 ):
     """The present config, of 4 warps, has the fault: it is left as it is."""
-    said, entries, _, launches = interpreter.call(
-        "tune_here", "flow", [SCAN], str(tmp_path), fault=fault
-    )
+    said, entries, _, launches = interpreter.call(TUNER, "flow", [SCAN], str(tmp_path), fault=fault)
     assert launches == []
     assert any(words in line and "the present one" in line for line in said)
     [(_, warps, _, _)] = entries[SCAN]
@@ -144,7 +143,7 @@ def test_a_candidate_at_fault_is_skipped(interpreter, tmp_path):
     """Backward starts from 8 warps; 4 are at fault though the clock would prefer them."""
     key = ("selective_scan", "backward", "fp32", 4)
     said, entries, _, _ = interpreter.call(
-        "tune_here", "flow", [key], str(tmp_path), best=4, fault="refused"
+        TUNER, "flow", [key], str(tmp_path), best=4, fault="refused"
     )
     assert any("warps4" in line and "skipped: fails at L5" in line for line in said)
     [(_, warps, _, _)] = entries[key]
@@ -153,7 +152,7 @@ def test_a_candidate_at_fault_is_skipped(interpreter, tmp_path):
 
 def test_the_command_itself(interpreter, tmp_path):
     """With a device, its clock and its name pretended, and one entry."""
-    code, text, table = interpreter.call("tune_here", "command", str(tmp_path), SCAN)
+    code, text, table = interpreter.call(TUNER, "command", str(tmp_path), SCAN)
     lines = text.splitlines()
     assert code == 0 and lines[0].startswith("NVIDIA Test 1: 1 configs to tune, about ")
     assert lines[-1].startswith(f"kept in {tmp_path}/bwt/devices/Test-1.json")
@@ -162,15 +161,13 @@ def test_the_command_itself(interpreter, tmp_path):
 
 def test_a_dry_run_keeps_nothing(interpreter, tmp_path):
     code, text, table = interpreter.call(
-        "tune_here", "command", str(tmp_path), SCAN, "--dry-run", "--json"
+        TUNER, "command", str(tmp_path), SCAN, "--dry-run", "--json"
     )
     assert code == 0 and table == "" and json.loads(text)["entries"]
 
 
 def test_out_of_time_leaves_whole_entries(interpreter, tmp_path):
-    said, entries, text, _ = interpreter.call(
-        "tune_here", "flow", [SCAN], str(tmp_path), limit=-1.0
-    )
+    said, entries, text, _ = interpreter.call(TUNER, "flow", [SCAN], str(tmp_path), limit=-1.0)
     assert entries == {} and text == "" and said[-1].startswith("out of time: 1 of 1")
 
 

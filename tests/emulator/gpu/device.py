@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 HERE = Path(__file__).parent
 TORCH = Path(importlib.util.find_spec("torch").origin).parent
-BUILT = HERE.parents[1] / "build/emulated_gpu"
+BUILT = HERE.parents[2] / "build/emulator"
 
 
 class Counts(NamedTuple):

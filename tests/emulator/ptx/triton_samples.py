@@ -2,7 +2,7 @@
 
 Run as a script it compiles every sample for sm_80 and writes one JSON file:
 
-    python tests/ptx/triton_samples.py OUT.json
+    python tests/emulator/ptx/triton_samples.py OUT.json
 
 It must run in a process without TRITON_INTERPRET, which would turn the kernels into
 interpreted ones; that is why the tests start it as a subprocess.

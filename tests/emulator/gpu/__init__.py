@@ -1,6 +1,6 @@
 """A GPU made of host memory and of the PTX executor: code for GPUs runs where there is none.
 
-    python tests/emulated_gpu [options of pytest]
+    python tests/emulator/gpu [options of pytest]
 
 What runs as on a GPU machine: tensors on "cuda" with torch's own dispatcher, autograd, autocast
 and optimizers; the choice of a backend; Triton's launch path, which binds, specialises, compiles

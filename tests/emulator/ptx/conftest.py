@@ -2,9 +2,9 @@
 
 import pytest
 
-pytest.register_assert_rewrite("ptx.testing")
+pytest.register_assert_rewrite("emulator.ptx.testing")
 
-from ptx.testing import compile_cuda, compile_triton  # noqa: E402
+from emulator.ptx.testing import compile_cuda, compile_triton  # noqa: E402
 
 
 @pytest.fixture(scope="session")

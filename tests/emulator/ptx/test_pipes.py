@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from ptx import Memory, launch
-from ptx.pipes import LATENCY
+from emulator.ptx import Memory, launch
+from emulator.ptx.pipes import LATENCY
 
 HEAD = """
 .version 8.0

@@ -1,6 +1,6 @@
 """A small executor of sm_80 PTX on NumPy, to check CUDA and Triton kernels without a GPU.
 
-    from ptx import Memory, launch
+    from emulator.ptx import Memory, launch
 
     mem = Memory()
     x, out = np.arange(100, dtype=np.float32), np.zeros(100, np.float32)

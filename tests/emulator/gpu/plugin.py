@@ -1,4 +1,4 @@
-"""pytest -p emulated_gpu.plugin: the tests find a CUDA device."""
+"""pytest -p emulator.gpu.plugin: the tests find a CUDA device."""
 
 import os
 import sys
@@ -15,8 +15,9 @@ from . import graphs, torch_cuda, triton_driver  # noqa: E402
 torch_cuda.install(int(os.environ.get("BWT_EMULATED_GPUS", "1")))
 triton_driver.install()
 
-import cuda_runtime  # noqa: E402
-import nvcc  # noqa: E402
+from helpers import nvcc  # noqa: E402
+
+from emulator import cuda_runtime  # noqa: E402
 
 if nvcc.NVCC:  # without it bwt does as it does on a GPU machine without it
     cuda_runtime.load()

@@ -19,12 +19,13 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.abc import MetaPathFinder
 
-import cuda_extension
 import numpy as np
 import torch
-from ptx import Memory, PTXError, Stats, launch
-from ptx.kernel import prepare
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from emulator import cuda_extension
+from emulator.ptx import Memory, PTXError, Stats, launch
+from emulator.ptx.kernel import prepare
 
 CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
 

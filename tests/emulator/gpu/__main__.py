@@ -1,4 +1,4 @@
-"""python tests/emulated_gpu [options of pytest]: the tests that want a GPU, on an emulated one."""
+"""python tests/emulator/gpu [options of pytest]: the tests that want a GPU, on an emulated one."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 import device
 
 TESTS = Path(__file__).parent.parent
-PYTEST = [sys.executable, "-P", "-m", "pytest", "-p", "emulated_gpu.plugin", "-m", "gpu"]
+PYTEST = [sys.executable, "-P", "-m", "pytest", "-p", "emulator.gpu.plugin", "-m", "gpu"]
 
 
 def run(*arguments: str, gpus: int) -> int:

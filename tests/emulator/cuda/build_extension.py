@@ -1,6 +1,6 @@
 """Runs setup.py as on a machine with the CUDA build of torch, for bwt._C_cuda alone.
 
-python tests/csrc/cuda/build_extension.py CUDA_RELEASE [options of build_ext]
+python tests/emulator/cuda/build_extension.py CUDA_RELEASE [options of build_ext]
 """
 
 import runpy

@@ -3,13 +3,14 @@
 import struct
 
 import numpy as np
-from nvcc import ROOT, ptx
-from ptx import Memory, launch
-from subset_lattice import SubsetLattice
+from helpers import ROOT
+from helpers.nvcc import ptx
+from helpers.subset_lattice import SubsetLattice
 
 from bwt.reference.bijection_posterior import BijectionPosterior
+from emulator.ptx import Memory, launch
 
-SOURCE = ROOT / "tests/csrc/cuda/bijection_posterior.cu"
+SOURCE = ROOT / "tests/emulator/cuda/bijection_posterior.cu"
 NO_FAULT = 0x7F7F7F7F7F7F7F7F
 LETTER = {np.float32: "f", np.float64: "d"}
 

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from nvcc import CUOBJDUMP, NVCC, ROOT
+from helpers import ROOT
+from helpers.nvcc import CUOBJDUMP, NVCC
 from torch.utils import cpp_extension
 
-HERE = ROOT / "tests/csrc/cuda"
+HERE = ROOT / "tests/emulator/cuda"
 TORCH_LIBRARIES = Path(torch.__file__).parent / "lib"
 # The real libraries would be linked and loaded before the stubs.
 needs_cpu_torch = pytest.mark.skipif(

@@ -1,4 +1,4 @@
-"""Triton's own driver on a CUDA driver library whose launches run PTX in the executor of tests/ptx.
+"""Triton's own driver, on a CUDA driver library that executes PTX by emulator.ptx.
 
 Binding, specialising, compiling for sm_80, the limits of shared memory and the packing of arguments
 in C are Triton's, as on a GPU machine.
@@ -10,8 +10,9 @@ import os
 from pathlib import Path
 
 import numpy as np
-from ptx import Memory, Stats, parse
-from ptx import launch as execute
+
+from emulator.ptx import Memory, Stats, parse
+from emulator.ptx import launch as execute
 
 from . import device, graphs
 
