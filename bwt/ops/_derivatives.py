@@ -16,14 +16,21 @@ Transform = _functorch.TransformType
 _innermost = _functorch.peek_interpreter_stack
 
 
+def constant_when_compiled(function: Callable) -> Callable:
+    """Do what torch.compiler.assume_constant_result does, without its import of torch._dynamo,
+    which takes longer than that of torch."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
 # torch.compile guards what these look at, but would take None for an interpreter.
-@torch.compiler.assume_constant_result
+@constant_when_compiled
 def transformed() -> bool:
     """Whether a transform of torch.func is active: values of tensors cannot be looked at then."""
     return _innermost() is not None
 
 
-@torch.compiler.assume_constant_result
+@constant_when_compiled
 def beyond_kernels() -> bool:
     """Whether derivatives are taken that the kernels do not know: in forward mode, or by
     torch.func. Batching alone is none. Costs little where nothing is active, as every op asks."""

@@ -46,7 +46,7 @@ def _unusable_triton(device: torch.device) -> str | None:
     return _library.triton_fault or _unserved(device)
 
 
-@torch.compiler.assume_constant_result
+@_derivatives.constant_when_compiled
 def _unserved(device: torch.device) -> str | None:
     """Why the table of kernels does not serve a GPU, or None."""
     try:
@@ -141,7 +141,7 @@ def automatic(op: str, device: torch.device) -> tuple[str | None, list[str]]:
 _warned: set[str] = set()
 
 
-@torch.compiler.assume_constant_result
+@_derivatives.constant_when_compiled
 def _warn_once(op: str, reason: str) -> None:
     """In a process, for each reason."""
     if reason not in _warned:

@@ -1,7 +1,11 @@
 """Imports go one way: what a room of the house may know of the others."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 # From the ground up: a room knows those above it in this list, and none below.
@@ -93,3 +97,12 @@ def test_an_arrow_that_points_back_would_be_seen():
 
 def test_every_room_has_its_place():
     assert {room(name) for name in modules()} - DOORS == set(ROOMS)
+
+
+@pytest.mark.parametrize("module", ["bwt", "bwt.ops", "bwt.cli", "bwt.train"])
+def test_import_leaves_the_compiler_of_torch_unloaded(module):
+    """torch._dynamo and sympy take longer to load than torch itself."""
+    heavy = ("torch._dynamo", "torch._inductor", "sympy")
+    code = f"import sys, {module}; print(*(name for name in {heavy} if name in sys.modules))"
+    loaded = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True)
+    assert (loaded.stdout.split(), loaded.stderr) == ([], "")
