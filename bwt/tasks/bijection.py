@@ -37,7 +37,9 @@ class Bijection(Task):
     num_symbols: int = option(20, "size V of the permuted set", minimum=2, maximum=4096)
     # Given as None it follows from num_symbols: once made, a task has a number.
     num_pairs: int = option(None, "pairs in a sequence (default: num_symbols - 1)", minimum=1)
-    replacement: bool = option(False, "draw keys with replacement, so that they repeat")
+    # The paper draws with replacement: its MLP has the loss of a uniform guess on that task, and the
+    # checkpoint behind its transformer's figure is named after it.
+    replacement: bool = option(True, "draw keys with replacement, so that they repeat")
     noise: float = option(0.0, "probability that a shown value is wrong", minimum=0, maximum=1)
 
     def __post_init__(self) -> None:
