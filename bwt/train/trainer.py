@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from bwt import evaluate, tasks
+from bwt import evaluate, streams, tasks
 from bwt.evaluate import NotProbabilities, predictor
+from bwt.progress import duration
 from bwt.records.evaluation import Evaluation, Evaluations
 from bwt.records.metrics import MetricsRow
 from bwt.runs import checkpoints
@@ -115,6 +116,16 @@ class Trainer:
             generator=self.generator,
             device=self.device,
             posterior=posterior,
+        )
+
+    def flops(self) -> float:
+        """Return about how many floating-point operations a step takes in this process: six for
+        each parameter and token."""
+        return (
+            6.0
+            * sum(p.numel() for p in self.parameters)
+            * self.task.seq_len
+            * (self.config.batch_size)
         )
 
     def losses(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
@@ -239,7 +250,7 @@ class Trainer:
         bad = Divergence(self.step, WILD)
         if not self.note(bad if self.main and evaluation is None else None) and self.save():
             if self.main and evaluation is not None:
-                self.say(line(self.step, self.seconds, evaluation))
+                self.say(line(self.step, self.last, self.seconds, evaluation))
             distributed.wait()
         return evaluation
 
@@ -273,9 +284,10 @@ def means(evaluation: Evaluation) -> dict[str, float]:
     return {name: estimate.mean for name, estimate in evaluation.model.overall.items()}
 
 
-def line(step: int, seconds: float, evaluation: Evaluation) -> str:
+def line(step: int, last: int, seconds: float, evaluation: Evaluation) -> str:
     overall = means(evaluation)
+    rate = step / max(seconds, 1e-9)
     return (
         f"step {step:>7}  {seconds:7.1f} s  entropy_mae {overall['entropy_mae']:.5f}  "
-        f"kl {overall['kl']:.5f} bits"
+        f"kl {overall['kl']:.5f} bits  ({rate:.1f} steps/s, {duration((last - step) / rate)} left)"
     )

@@ -114,14 +114,17 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.resume:
         _refuse_other_flags(arguments)
         how = {"extend": arguments.extend, "say": say, "quiet": arguments.json}
+        threads = getattr(arguments, "threads", 0)
         if len(arguments.resume) > 1:
+            if threads:
+                raise ValueError("train: --threads with --resume goes with one run")
             if arguments.watch:
                 raise ValueError(
                     "train: --watch draws the curve of one run; resume one, or leave it out"
                 )
             results = train.resume_together(arguments.resume, **how)
             return max(_report(result, arguments, say, started) for result in results)
-        result = train.resume(arguments.resume[0], watch=arguments.watch, **how)
+        result = train.resume(arguments.resume[0], watch=arguments.watch, threads=threads, **how)
     else:
         if arguments.extend is not None:
             raise ValueError("train: --extend goes with --resume DIR, the finished run")
@@ -148,11 +151,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _refuse_other_flags(arguments: argparse.Namespace) -> None:
     known = {"task", "model", "preset", "out", "resume", "json", "run"}
-    known |= {"extend", "watch", "report"}
+    known |= {"extend", "watch", "report", "threads"}
     extra = [f"--{name.replace('_', '-')}" for name in vars(arguments) if name not in known]
     if arguments.task or arguments.out or extra:
         named = ", ".join(filter(None, [arguments.task, arguments.out and "--out", *extra]))
-        raise ValueError(f"train: --resume takes everything from the run; leave out {named}")
+        raise ValueError(
+            f"train: --resume takes everything but --threads from the run; leave out {named}"
+        )
 
 
 def _report(
