@@ -28,13 +28,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from bwt import streams
 from bwt.records.estimates import Estimate, Estimates
 from bwt.records.evaluation import METRICS, OF_MEAN, EffectiveMemory, Evaluation, Score
 from bwt.records.floors import MEMORY
 from bwt.tasks import Batch, Task
 
-SEED = 1_000_003  # apart from the seeds of training data
 BATCH = 256  # sequences at a time
+ENTROPY_SECONDS, ENTROPY_ERROR = 2.0, 5e-4  # limits of an estimate: time, standard error
 KEPT_BYTES = 1 << 28  # of sampled sequences and posteriors
 
 
@@ -70,7 +71,7 @@ def evaluate(
 
     starts = range(0, num_sequences, batch_size)
     sizes = [min(batch_size, num_sequences - start) for start in starts]
-    batches = _Batches(task, sizes, torch.Generator(device).manual_seed(seed))
+    batches = _Batches(task, sizes, streams.generator("evaluation", seed, device))
     constant, position_entropy_mae = _know_the_position(batches)
     tallies: dict[str, _Tally] = {}
     for batch in batches:

@@ -66,8 +66,11 @@ class Trainer:
         distributed.broadcast([p.detach() for p in self.parameters])
         weight = config.key_penalty
         self.penalty = KeyPenalty(self.task, weight, self.device) if weight else None
-        self.generator = distributed.stream(config.seed, distributed.rank(), self.device)
+        self.generator = streams.generator(
+            "training", config.seed, self.device, rank=distributed.rank()
+        )
         self.agreement = distributed.Agreement()
+        self.expected: Tensor | None = None  # see `expect`
         self.divergence: Divergence | None = None
         self.ended = False  # others of its program may go on
         Program([self])

@@ -13,10 +13,9 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from bwt import ops, reference, train
+from bwt import ops, reference, streams, train
 from bwt.runs.config import TrainConfig
 from bwt.runs.directory import RunDirectory
-from bwt.train import distributed
 from helpers import ROOT
 from helpers.tolerances import attention_error, scan_error
 
@@ -240,7 +239,9 @@ def processes_agree(device, count, tmp_path):
     assert json.loads(done.stdout.splitlines()[-1])["step"] == 8
     many = RunDirectory.open(tmp_path / "many")
     config = dataclasses.replace(TrainConfig.from_json(many.read_config()), batch_size=16)
-    streams = [distributed.stream(config.seed, rank, torch.device(device)) for rank in range(count)]
+    streams = [
+        streams.generator("training", config.seed, device, rank=rank) for rank in range(count)
+    ]
 
     def sample(self):
         options = dict(device=self.device, posterior=False)

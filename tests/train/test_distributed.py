@@ -11,7 +11,7 @@ import torch
 from helpers import ROOT
 from helpers.same_runs import losses, same_files
 
-from bwt import train
+from bwt import streams, train
 from bwt.runs.checkpoints import load_state, load_weights
 from bwt.runs.config import TrainConfig
 from bwt.runs.directory import RunDirectory
@@ -48,7 +48,7 @@ def test_two_processes_equal_one_that_draws_from_both_streams(two, tmp_path, mon
     for line in ("preset quick, as asked for: 8 steps of 8 sequences\n", "its weights hold"):
         assert said.count(line) == 1  # one process speaks
     config = dataclasses.replace(TrainConfig.from_json(run.read_config()), batch_size=16)
-    streams = [distributed.stream(config.seed, rank) for rank in range(2)]
+    streams = [streams.generator("training", config.seed, rank=rank) for rank in range(2)]
 
     def sample(self):
         parts = [self.task.sample(8, generator=x, posterior=False) for x in streams]
@@ -100,14 +100,6 @@ def test_two_processes_diverge_together(tmp_path):
     run = RunDirectory.open(tmp_path / "run")
     assert run.divergence["step"] == 5 and "the loss is nan" in run.divergence["message"]
     assert run.last_step() is None or run.last_step() < 5
-
-
-def test_streams_of_ranks_and_seeds_differ():
-    seeds = [(seed, rank) for seed in range(8) for rank in range(8)]
-    draws = {tuple(torch.rand(4, generator=distributed.stream(*x)).tolist()) for x in seeds}
-    assert len(draws) == len(seeds)
-    alone = torch.Generator().manual_seed(3)
-    assert torch.equal(distributed.stream(3, 0).get_state(), alone.get_state())
 
 
 def test_gradients_leave_in_buckets_while_backward_goes_on(monkeypatch):
