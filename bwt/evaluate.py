@@ -23,6 +23,7 @@ independent sequences.
 """
 
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
@@ -100,6 +101,29 @@ def evaluate(
         position_entropy_mae=position_entropy_mae,
         effective_memory=_effective_memory(model, scores),
     )
+
+
+@torch.no_grad()
+def expected_entropy(
+    task: Task, *, seed: int = 0, device: torch.device | str = "cpu"
+) -> tuple[float, float]:
+    """Return the mean entropy of the exact posteriors in bits, and its standard error: in closed
+    form (without error) where the task has one, otherwise from sampled sequences."""
+    if (exact := task.expected_entropy()) is not None:
+        return exact, 0.0
+    generator = streams.generator("entropy", seed, device)
+    count, total, squares = 0, 0.0, 0.0
+    start = time.perf_counter()
+    while True:
+        batch = task.sample(BATCH, generator=generator, device=device)
+        entropies = entropy_bits(batch.exact.double()).mean(1)
+        count += BATCH
+        total += float(entropies.sum())
+        squares += float(entropies.square().sum())
+        mean = total / count
+        error = math.sqrt(max(0.0, squares / count - mean**2) / count)
+        if error < ENTROPY_ERROR or time.perf_counter() - start > ENTROPY_SECONDS:
+            return mean, error
 
 
 class _Batches:

@@ -12,10 +12,12 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 HOPELESS = 10
 PATIENCE = 100
+KEPT = 1024  # losses of the last steps
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Divergence:
 
 class Watch:
     def __init__(self, outcomes: int, losses: Tensor):
-        """losses [steps] in nats: where each step leaves its own."""
+        """losses [KEPT] in nats: each step overwrites the one KEPT steps before it."""
         self.limit = HOPELESS * max(1.0, math.log2(outcomes))
         self.losses = losses
         self.seen = 0  # steps
@@ -38,7 +40,8 @@ class Watch:
 
     def look(self, step: int) -> Divergence | None:
         """At the losses of the steps up to this one, since the last look. Waits for the device."""
-        losses = (self.losses[self.seen : step].double() / math.log(2)).tolist()
+        places = torch.arange(self.seen, step, device=self.losses.device) % len(self.losses)
+        losses = (self.losses[places].double() / math.log(2)).tolist()
         first, self.seen = self.seen + 1, step
         for number, loss in enumerate(losses, first):
             if not math.isfinite(loss):

@@ -14,10 +14,11 @@ from bwt.runs.config import TrainConfig
 from bwt.tasks import Batch
 from bwt.train import distributed
 from bwt.train.averaging import Averaged
+from bwt.train.divergence import KEPT
 from bwt.train.freezing import Frozen
 from bwt.train.graphs import Graphs
 from bwt.train.optim import Optimizer
-from bwt.train.schedule import Timetable
+from bwt.train.schedule import lr_factor
 from bwt.train.weights import Weights
 
 Named = dict[str, Tensor]
@@ -63,11 +64,14 @@ class Program:
         self.optimizer = Optimizer(self.weights, configs)
         self.averaged = Averaged(self.weights.master, self.config)
         self.frozen = Frozen(first.model, self.weights, self.config)
-        steps, count = self.config.steps, len(trainers)
-        self.timetable = Timetable(count, steps, self.device)
-        self.timetable.fill_shares(self.averaged.share)
-        self.losses = torch.zeros(count, steps, device=self.device)
-        self.loss_sum = torch.zeros(count, device=self.device)  # since the last log line
+        count = len(trainers)
+        # Inputs of a step that the host fills in before it: a captured step reads them.
+        self.factor = torch.zeros(count, device=self.device)  # of the learning rates
+        self.share = torch.zeros((), device=self.device)  # of the newest weights in their average
+        self.loss = torch.zeros(count, device=self.device)  # of this step
+        self.losses = torch.zeros(count, KEPT, device=self.device)  # of the last steps
+        # Since the last log line, in nats: losses, their exact entropies, the errors of these.
+        self.sums = torch.zeros(count, 3, device=self.device)
         if count == 1:
             self.leaves = dict(first.model.named_parameters())
         else:
@@ -87,14 +91,20 @@ class Program:
 
     def step(self) -> None:
         """One update of every model. The host does not wait for the device."""
-        phase = self.phase(self.taken)
+        step = self.taken
+        phase = self.phase(step)
         if phase.frozen and not (self.entered and self.entered.frozen):
             self.frozen.begin(self.optimizer)
         self.entered = phase
+        for row, trainer in enumerate(self.trainers):
+            trainer.expect()
+            self.factor[row].fill_(lr_factor(step, trainer.config, trainer.plateau))
+        self.share.fill_(self.averaged.share(step))
         if self.graphs is None:
             self.run(phase)
         else:
             self.graphs.run(phase)
+        self.losses[:, step % KEPT] = self.loss
         self.taken += 1
         for trainer in self.trainers:
             if not trainer.ended:
@@ -107,50 +117,63 @@ class Program:
 
     def go_to(self, step: int) -> None:
         """As after so many updates; weights and the like are filled in by whoever restores them."""
-        self.timetable.step.fill_(step)
         self.taken, self.entered = step, None
 
     def run(self, phase: Phase) -> None:
         """What happens on the device."""
         self.weights.refresh()
-        loss, added = self._losses()
+        loss, exact, added = self._losses(phase)
+        found = torch.cat((loss.detach()[:, None], exact), 1)
         for leaf in self.leaves.values():
             leaf.grad = None
         if self.buckets:
-            self.buckets.announce(loss)
+            self.buckets.announce(found)
         (loss.sum() if added is None else loss.sum() + added).backward()
         with torch.no_grad():
-            self._update(phase, loss.detach())
+            self._update(phase, found)
 
-    def _update(self, phase: Phase, loss: Tensor) -> None:
+    def _update(self, phase: Phase, found: Tensor) -> None:
         if self.buckets:
-            loss = self.buckets.mean()
+            found = self.buckets.mean()
             self.weights.collect(self.buckets.gradients)
         else:
             self.weights.collect({name: leaf.grad for name, leaf in self.leaves.items()})
         if phase.frozen:
             self.frozen.hold()
         self.optimizer.clip()
-        self.optimizer.step(self.timetable.factor())
+        self.optimizer.step(self.factor)
         if phase.averaged:
-            self.averaged.update(self.timetable.share())
+            self.averaged.update(self.share)
         if phase.frozen:
             self.frozen.put_back(self.averaged.mean)
-        self.loss_sum += loss
-        self.losses.index_copy_(1, self.timetable.step, loss[:, None])
-        self.timetable.step += 1
+        self.loss.copy_(found[:, 0])
+        self.sums += found
 
-    def _losses(self) -> tuple[Tensor, Tensor | None]:
-        """[M]: the cross-entropies, which are what is logged; and what is minimised beside them, if
-        anything."""
+    def _losses(self, phase: Phase) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the cross-entropies [M], their exact entropies with standard errors [M, 2], and
+        the auxiliary loss, if there is one."""
         if len(self.trainers) == 1:
-            return self.trainers[0].losses(self.trainers[0].sample())
+            trainer = self.trainers[0]
+            batch = trainer.sample()
+            loss, added = trainer.losses(batch)
+            return loss, self._exact(batch, phase), added
         task = self.trainers[0].task_at(self.taken)
         batch = joined([x.draw(task) for x in self.trainers])
         if self.config.targets == "posterior":  # of all models at once
             batch = batch._replace(posterior=task.posterior(batch, check=False))
         logits = self._logits(batch)
-        return losses_of(logits, batch, self.config.targets, len(self.trainers)), None
+        loss = losses_of(logits, batch, self.config.targets, len(self.trainers))
+        return loss, self._exact(batch, phase), None
+
+    def _exact(self, batch: Batch, phase: Phase) -> Tensor:
+        """Return the entropies of the exact posteriors [M, 2], in nats, with standard errors: of
+        this batch where its posteriors are there, otherwise what is expected of its task."""
+        if batch.posterior is None:
+            easier = -1 if phase.easier is None else phase.easier
+            return torch.stack([x.expected[easier] for x in self.trainers])
+        entropy = torch.special.entr(batch.posterior).sum(-1)
+        mean = entropy.view(len(self.trainers), -1).mean(1)
+        return torch.stack((mean, torch.zeros_like(mean)), 1)
 
     def _logits(self, batch: Batch) -> Tensor:
         """[M, B, P, O] of a batch of M * B sequences."""

@@ -1,10 +1,6 @@
 """When things happen in a run: the learning rate, and the steps at which it is looked at."""
 
 import math
-from collections.abc import Callable
-
-import torch
-from torch import Tensor
 
 from bwt.runs.config import TrainConfig
 from bwt.train.plateau import Plateau
@@ -37,26 +33,3 @@ def log_spaced(last: int, count: int, first: int = 1) -> set[int]:
         # On to where the next step begins; one before it, as logarithms are rounded.
         i = max(i + 1, math.floor(math.log((step + 0.5) / first, ratio)) - 1)
     return steps
-
-
-class Timetable:
-    """Numbers that change from step to step, on the device, beside a counter of the steps that is
-    there too: a step that is replayed finds its own without being told."""
-
-    def __init__(self, models: int, steps: int, device: torch.device):
-        self.factors = torch.zeros(models, steps, device=device)  # of the learning rates
-        self.shares = torch.zeros(steps, device=device)  # of the newest weights in their average
-        self.step = torch.zeros(1, dtype=torch.int64, device=device)
-
-    def fill_factors(self, row: int, factor: Callable[[int], float]) -> None:
-        self.factors[row] = torch.tensor([factor(step) for step in range(self.factors.shape[1])])
-
-    def fill_shares(self, share: Callable[[int], float]) -> None:
-        self.shares.copy_(torch.tensor([share(step) for step in range(len(self.shares))]))
-
-    def factor(self) -> Tensor:
-        """[M] at the present step."""
-        return self.factors.index_select(1, self.step)[:, 0]
-
-    def share(self) -> Tensor:
-        return self.shares.index_select(0, self.step)
