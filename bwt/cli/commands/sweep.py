@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bwt import models, tasks
-from bwt.cli.workers import Live, add_workers, one_device, say_unless, stack_size, workers
+from bwt.cli.workers import Live, add_workers, say_unless, stack_size, workers
 from bwt.options import kind_of
 from bwt.records.base import plain
 from bwt.runs.config import TrainConfig
