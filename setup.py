@@ -163,9 +163,9 @@ if wants_cuda():
     cuda.extra_compile_args["cxx"].append(f"-DBWT_CUDA_TARGETS={','.join(targets)}")
     extensions.append(cuda)
 
-# The finder of an editable install comes after the search of sys.path. There a folder called bwt, such
-# as a clone seen from its parent, is a namespace package, which would be imported instead. A regular
-# package on sys.path still comes first.
+# The finder of an editable install comes after the search of sys.path. There a folder called bwt,
+# such as a clone seen from its parent, is a namespace package, which would be imported instead. A
+# regular package on sys.path still comes first.
 APPEND = "        sys.meta_path.append(_EditableFinder)\n"
 AND_INSERT = "        sys.meta_path.insert(0, _BeforeNamespaces)\n"
 BEFORE_NAMESPACES = """

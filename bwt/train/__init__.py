@@ -3,8 +3,8 @@
 trained.
 
 Small runs take one CPU thread, large ones as many as `torch.get_num_threads()` and a container's
-quota allow. Where other processes use the CPUs, set GOMP_SPINCOUNT=1000 before torch is imported, as
-the `bwt` command does: threads that wait for each other then sleep instead of spinning.
+quota allow. Where other processes use the CPUs, set GOMP_SPINCOUNT=1000 before torch is imported,
+as the `bwt` command does: threads that wait for each other then sleep instead of spinning.
 
 >>> import bwt, tempfile
 >>> settings = dict(steps=2, evaluations=1, eval_sequences=8)

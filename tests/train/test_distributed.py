@@ -48,10 +48,10 @@ def test_two_processes_equal_one_that_draws_from_both_streams(two, tmp_path, mon
     for line in ("preset quick: 8 steps of 8 sequences\n", "its weights hold"):
         assert said.count(line) == 1  # one process speaks
     config = dataclasses.replace(TrainConfig.from_json(run.read_config()), batch_size=16)
-    streams = [streams.generator("training", config.seed, rank=rank) for rank in range(2)]
+    generators = [streams.generator("training", config.seed, rank=rank) for rank in range(2)]
 
     def sample(self):
-        parts = [self.task.sample(8, generator=x, posterior=False) for x in streams]
+        parts = [self.task.sample(8, generator=x, posterior=False) for x in generators]
         tokens, targets = (torch.cat([getattr(x, n) for x in parts]) for n in ("tokens", "targets"))
         return parts[0]._replace(tokens=tokens, targets=targets)
 
