@@ -17,7 +17,6 @@ from torch import Tensor
 
 HOPELESS = 10
 PATIENCE = 100
-KEPT = 1024  # losses of the last steps
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Divergence:
 
 class Watch:
     def __init__(self, outcomes: int, losses: Tensor):
-        """losses [KEPT] in nats: each step overwrites the one KEPT steps before it."""
+        """losses in nats, one for each of the last steps, overwritten in turn."""
         self.limit = HOPELESS * max(1.0, math.log2(outcomes))
         self.losses = losses
         self.seen = 0  # steps

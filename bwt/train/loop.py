@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from bwt.progress import Progress
 from bwt.records.evaluation import Evaluation
 from bwt.train import distributed
-from bwt.train.divergence import KEPT
+from bwt.train.schedule import BLOCK
 from bwt.train.trainer import Result, Trainer
 from bwt.train.view import View
 
@@ -31,7 +31,7 @@ class Watched:
 
     def unread(self) -> bool:
         """Return whether losses have to be read before later steps overwrite them."""
-        return self.at_once or self.trainer.step - self.trainer.watch.seen >= KEPT
+        return self.at_once or self.trainer.step - self.trainer.watch.seen >= BLOCK
 
     def look(self, seconds: float) -> Evaluation | None:
         """After a step, and so many seconds since the last look: what was found now, if it was

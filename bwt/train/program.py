@@ -3,6 +3,7 @@ clipping, optimizer, averages. All of it happens on the device and depends on no
 knows but the phase of the training, so that it can be captured once and replayed."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -14,11 +15,10 @@ from bwt.runs.config import TrainConfig
 from bwt.tasks import Batch
 from bwt.train import distributed
 from bwt.train.averaging import Averaged
-from bwt.train.divergence import KEPT
 from bwt.train.freezing import Frozen
 from bwt.train.graphs import Graphs
 from bwt.train.optim import Optimizer
-from bwt.train.schedule import lr_factor
+from bwt.train.schedule import BLOCK, Timetable, lr_factor
 from bwt.train.weights import Weights
 
 Named = dict[str, Tensor]
@@ -65,11 +65,8 @@ class Program:
         self.averaged = Averaged(self.weights.master, self.config)
         self.frozen = Frozen(first.model, self.weights, self.config)
         count = len(trainers)
-        # Inputs of a step that the host fills in before it: a captured step reads them.
-        self.factor = torch.zeros(count, device=self.device)  # of the learning rates
-        self.share = torch.zeros((), device=self.device)  # of the newest weights in their average
-        self.loss = torch.zeros(count, device=self.device)  # of this step
-        self.losses = torch.zeros(count, KEPT, device=self.device)  # of the last steps
+        self.timetable = Timetable(count, self.device)
+        self.losses = torch.zeros(count, BLOCK, device=self.device)  # of the last steps
         # Since the last log line, in nats: losses, their exact entropies, the errors of these.
         self.sums = torch.zeros(count, 3, device=self.device)
         if count == 1:
@@ -88,6 +85,7 @@ class Program:
         self.taken = 0  # steps
         for row, trainer in enumerate(trainers):
             trainer.join(self, row)
+        self.reschedule()
 
     def step(self) -> None:
         """One update of every model. The host does not wait for the device."""
@@ -96,15 +94,14 @@ class Program:
         if phase.frozen and not (self.entered and self.entered.frozen):
             self.frozen.begin(self.optimizer)
         self.entered = phase
-        for row, trainer in enumerate(self.trainers):
+        for trainer in self.trainers:
             trainer.expect()
-            self.factor[row].fill_(lr_factor(step, trainer.config, trainer.plateau))
-        self.share.fill_(self.averaged.share(step))
+        if step and step % BLOCK == 0:
+            self.reschedule()
         if self.graphs is None:
             self.run(phase)
         else:
             self.graphs.run(phase)
-        self.losses[:, step % KEPT] = self.loss
         self.taken += 1
         for trainer in self.trainers:
             if not trainer.ended:
@@ -115,9 +112,16 @@ class Program:
         easier = self.trainers[0].easier_at(step)
         return Phase(easier, self.frozen.applies(step), self.averaged.applies(step))
 
+    def reschedule(self) -> None:
+        """Fill in what is known of the learning rates of the next steps."""
+        factors = [partial(lr_factor, config=x.config, plateau=x.plateau) for x in self.trainers]
+        self.timetable.fill(self.taken, factors, self.averaged.share)
+
     def go_to(self, step: int) -> None:
         """As after so many updates; weights and the like are filled in by whoever restores them."""
+        self.timetable.step.fill_(step)
         self.taken, self.entered = step, None
+        self.reschedule()
 
     def run(self, phase: Phase) -> None:
         """What happens on the device."""
@@ -141,12 +145,13 @@ class Program:
         if phase.frozen:
             self.frozen.hold()
         self.optimizer.clip()
-        self.optimizer.step(self.factor)
+        self.optimizer.step(self.timetable.factor())
         if phase.averaged:
-            self.averaged.update(self.share)
+            self.averaged.update(self.timetable.share())
         if phase.frozen:
             self.frozen.put_back(self.averaged.mean)
-        self.loss.copy_(found[:, 0])
+        self.losses.index_copy_(1, self.timetable.place(), found[:, :1])
+        self.timetable.step += 1
         self.sums += found
 
     def _losses(self, phase: Phase) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -104,6 +104,7 @@ def _fill(trainer, state: dict[str, Tensor]) -> None:
         trainer.plateau.kl = {int(step): kl for step, kl in state["plateau_kl"].tolist()}
         if trainer.step in trainer.config.extended:
             trainer.plateau.reopen()
+        program.reschedule()
 
 
 def _own_generator(trainer, states: Tensor) -> Tensor:

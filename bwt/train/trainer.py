@@ -264,6 +264,7 @@ class Trainer:
             self.plateau.see(self.step, evaluation)
         if distributed.agree(self.main and self.plateau.reached(self.step)):
             self.plateau.ending = self.step
+            self.program.reschedule()
 
     def finish(self, evaluation: Evaluation | None) -> Result:
         """After the last step, or after the run has diverged."""

@@ -10,8 +10,8 @@ from helpers.small_runs import SMALL, crash, interrupt_at
 
 from bwt import evaluate, tasks, train
 from bwt.runs.directory import RunDirectory
-from bwt.train.divergence import KEPT
 from bwt.train.program import losses_of
+from bwt.train.schedule import BLOCK
 
 TASK = dict(num_symbols=6, num_pairs=9)
 
@@ -111,6 +111,6 @@ def test_memory_does_not_grow_with_the_number_of_steps(tmp_path):
     trainer = train.Trainer(config, run, torch.device("cpu"), say=lambda text: None)
     trainer.update(False)
     program = trainer.program
-    assert program.losses.numel() == KEPT
+    assert program.losses.numel() == BLOCK
     numbers = [x for x in vars(program).values() if isinstance(x, torch.Tensor)]
-    assert sum(x.numel() for x in numbers) < 2 * KEPT
+    assert sum(x.numel() for x in numbers) < 2 * BLOCK
