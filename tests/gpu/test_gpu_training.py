@@ -75,9 +75,9 @@ def updates(config: TrainConfig, device: str, folder):
             p.add_((0.1 * torch.randn(p.shape, generator=trainer.source)).to(device))
     losses, gradients = [], None
     for _ in range(UPDATES):
-        trainer.loss_sum.zero_()
+        trainer.sums.zero_()
         trainer.update(False)
-        losses.append(trainer.loss_sum.item())
+        losses.append(trainer.sums[0].item())
         if gradients is None:
             gradients = [p.grad.cpu().double().flatten() for p in trainer.parameters]
     return torch.tensor(losses, dtype=torch.float64), torch.cat(gradients)
