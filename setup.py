@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 from setuptools import setup
+from setuptools.command import editable_wheel
 from torch.utils import cpp_extension
 
 ROOT = Path(__file__).parent
@@ -161,6 +162,26 @@ if wants_cuda():
     targets = [flag.partition(",code=")[2] for flag in gencode_flags()]
     cuda.extra_compile_args["cxx"].append(f"-DBWT_CUDA_TARGETS={','.join(targets)}")
     extensions.append(cuda)
+
+# The finder of an editable install comes after the search of sys.path. There a folder called bwt,
+# such as a clone seen from its parent, is a namespace package, which would be imported instead. A
+# regular package on sys.path still comes first.
+APPEND = "        sys.meta_path.append(_EditableFinder)\n"
+AND_INSERT = "        sys.meta_path.insert(0, _BeforeNamespaces)\n"
+BEFORE_NAMESPACES = """
+
+class _BeforeNamespaces:
+    @staticmethod
+    def find_spec(fullname, path=None, target=None):
+        if fullname != "bwt":
+            return None
+        found = PathFinder.find_spec(fullname, path)
+        return None if found and found.origin else _EditableFinder.find_spec(fullname)
+"""
+template = editable_wheel._FINDER_TEMPLATE
+if APPEND not in template:
+    raise RuntimeError("setuptools writes another finder of editable installs; adapt setup.py")
+editable_wheel._FINDER_TEMPLATE = template.replace(APPEND, APPEND + AND_INSERT) + BEFORE_NAMESPACES
 
 setup(
     ext_modules=extensions,

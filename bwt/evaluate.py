@@ -23,18 +23,20 @@ independent sequences.
 """
 
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from bwt import streams
 from bwt.records.estimates import Estimate, Estimates
 from bwt.records.evaluation import METRICS, OF_MEAN, EffectiveMemory, Evaluation, Score
 from bwt.records.floors import MEMORY
 from bwt.tasks import Batch, Task
 
-SEED = 1_000_003  # apart from the seeds of training data
 BATCH = 256  # sequences at a time
+ENTROPY_SECONDS, ENTROPY_ERROR = 2.0, 5e-4  # limits of an estimate: time, standard error
 KEPT_BYTES = 1 << 28  # of sampled sequences and posteriors
 
 
@@ -70,7 +72,7 @@ def evaluate(
 
     starts = range(0, num_sequences, batch_size)
     sizes = [min(batch_size, num_sequences - start) for start in starts]
-    batches = _Batches(task, sizes, torch.Generator(device).manual_seed(seed))
+    batches = _Batches(task, sizes, streams.generator("evaluation", seed, device))
     constant, position_entropy_mae = _know_the_position(batches)
     tallies: dict[str, _Tally] = {}
     for batch in batches:
@@ -99,6 +101,29 @@ def evaluate(
         position_entropy_mae=position_entropy_mae,
         effective_memory=_effective_memory(model, scores),
     )
+
+
+@torch.no_grad()
+def expected_entropy(
+    task: Task, *, seed: int = 0, device: torch.device | str = "cpu"
+) -> tuple[float, float]:
+    """Return the mean entropy of the exact posteriors in bits, and its standard error: in closed
+    form (without error) where the task has one, otherwise from sampled sequences."""
+    if (exact := task.expected_entropy()) is not None:
+        return exact, 0.0
+    generator = streams.generator("entropy", seed, device)
+    count, total, squares = 0, 0.0, 0.0
+    start = time.perf_counter()
+    while True:
+        batch = task.sample(BATCH, generator=generator, device=device)
+        entropies = entropy_bits(batch.exact.double()).mean(1)
+        count += BATCH
+        total += float(entropies.sum())
+        squares += float(entropies.square().sum())
+        mean = total / count
+        error = math.sqrt(max(0.0, squares / count - mean**2) / count)
+        if error < ENTROPY_ERROR or time.perf_counter() - start > ENTROPY_SECONDS:
+            return mean, error
 
 
 class _Batches:

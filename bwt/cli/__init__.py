@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from bwt import __version__
 from bwt.cli.flags import Parser
+from bwt.threads import set_environment
 
 # name -> what it does; bwt/cli/commands/<name>.py has `add_arguments` and `run`.
 COMMANDS = {
@@ -54,6 +55,7 @@ def build_parser(argv: Sequence[str]) -> tuple[Parser, Parser]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    set_environment()
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
         parser, called = build_parser(argv)

@@ -5,7 +5,8 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from bwt.cli.presets import takes_gpu
+import torch
+
 from bwt.sweep.processes import Processes
 from bwt.sweep.stacks import MOST
 from bwt.sweep.sweep import Sweep, status_line
@@ -39,7 +40,8 @@ def _stack(text: str) -> int:
 def stack_size(arguments: argparse.Namespace) -> int:
     if arguments.stack:
         return arguments.stack
-    return MOST if takes_gpu(one_device(arguments)) else 1
+    on_gpu = one_device(arguments) != "cpu" and torch.cuda.is_available()
+    return MOST if on_gpu else 1
 
 
 def workers(arguments: argparse.Namespace) -> Workers:

@@ -11,7 +11,7 @@ from torch import nn
 
 from bwt.geometry.bar import Bar
 from bwt.geometry.diagnostics import CHANGING, LOOKING, Diagnostic, Opened
-from bwt.geometry.subject import SEED, Subject
+from bwt.geometry.subject import Subject
 from bwt.options import check_sequences
 from bwt.records.base import Record
 from bwt.records.geometry import PLATEAU, Geometry, Skipped
@@ -30,7 +30,7 @@ def examine(
     path: str | Path,
     *,
     sequences: int = SEQUENCES,
-    seed: int = SEED,
+    seed: int = 0,
     device: str = "auto",
     quiet: bool = False,
 ) -> Geometry:
@@ -43,7 +43,7 @@ def ablate(
     path: str | Path,
     *,
     sequences: int = SEQUENCES,
-    seed: int = SEED,
+    seed: int = 0,
     device: str = "auto",
     quiet: bool = False,
 ) -> Geometry:

@@ -25,6 +25,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from bwt import streams
 from bwt.evaluate import METRICS, measure
 from bwt.geometry.intervene import Edit, edited
 from bwt.geometry.recording import Recording
@@ -36,7 +37,6 @@ from bwt.tasks import Batch, Task
 
 LAGS = 7  # 0 .. 6 steps after the exchange
 STEPS = 3  # at which states are exchanged
-SEED = 3_000_017  # of the donors
 LEAST = 1e-4  # bits: with less to go, a share of the way means nothing
 TINY = 1e-12  # for exact zeros, whose logarithm is needed
 KL = METRICS.index("kl")
@@ -151,7 +151,7 @@ class Readings(NamedTuple):
 
 def splice(subject: Subject, tick: Callable[[], None] = lambda: None) -> Splice | Skipped:
     task, batch = subject.task, subject.batch
-    generator = torch.Generator(subject.positions.device).manual_seed(SEED)
+    generator = streams.generator("donors", 0, subject.positions.device)
     donor = task.redrawn(batch, generator=generator)
     count = subject.exact.shape[1]
     if donor is None:

@@ -12,7 +12,8 @@ class MetricsRow(Document):
     seconds: float = 0.0  # of training, without evaluations
     sequences: int = 0  # seen so far
     loss: float | None = None  # bits, mean since the line before
-    excess: float | None = None  # of the loss over that of exact Bayes
+    excess: float | None = None  # bits of the loss above the entropy of the exact posteriors
+    excess_se: float | None = None  # standard error of that entropy; 0 where it is exact
     evaluation: dict[str, float] | None = None  # means of the model's metrics
 
     SCHEMA: ClassVar[int] = 1

@@ -11,10 +11,9 @@ DEPARTURES = (
     "Mamba as published instead of their simplified one."
 )
 
-# Replacement: so says the name of the checkpoint behind the published figure. The HMM as in their
-# generator, at the paper's length. Recall has a generator in the code, and no training.
+# The HMM as in their generator, at the paper's length. Recall has a generator in the code, and no
+# training.
 TASKS: dict[str, dict[str, Any]] = {
-    "bijection": dict(replacement=True),
     "hmm": dict(header="tokens", floor=0.05, length=20),
     "recall": dict(num_pairs=64, num_keys=256, num_values=256, num_queries=3, filler=32),
 }

@@ -75,7 +75,9 @@ class TrainConfig:
     )
     eval_sequences: int = option(2048, "sequences in each evaluation", minimum=2)
     seed: int = option(0, "of the weights and of the data")
-    threads: int = option(0, "CPU threads; 0: as torch chooses")
+    threads: int = option(
+        0, "CPU threads; 0: as many as a step has work for, one for the quick presets", minimum=0
+    )
     device: str = option("auto", "auto, cpu, or cuda")
     precision: str = option(
         "fp32",

@@ -57,20 +57,11 @@ _SIZES: dict[tuple[str, str], dict[str, Any]] = {
 # the HMM's 4 layers and 1,000 steps an LSTM is still at the floor and Mamba four times as far from
 # exact as with its own 2.
 _SHARED = {"quick": ("norm", "logit_scale"), "paper": ("layers", "norm", "logit_scale")}
-# The paper's figures belong to the bijection with replacement: its MLP is at the uniform floor of
-# that task, and the checkpoint behind its transformer's figure is named after it.
-_TASKS: dict[tuple[str, str], dict[str, Any]] = {
-    ("quick", "bijection"): dict(replacement=True),
-    ("paper", "bijection"): dict(replacement=True),
-}
 
 
 def preset_task(name: str, task: str | None) -> dict[str, Any]:
-    """Options of the task."""
-    if task is None:
-        return {}
-    found = authors.TASKS.get(task, {}) if name == "authors" else _TASKS.get((name, task), {})
-    return dict(found)
+    """Return the options of the task that a preset changes."""
+    return dict(authors.TASKS.get(task or "", {})) if name == "authors" else {}
 
 
 def preset(name: str, task: str | None, model: str = "transformer") -> dict[str, Any]:

@@ -62,6 +62,7 @@ class Task(abc.ABC):
         groups, meanings where attention ought to go
         addresses        whose keys attention has to tell apart
         pairs            keys and values that are looked up: formation
+        expected_entropy  what a perfect model's loss would be, without sampling
         redrawn          other evidence about the same hypotheses: splice
         num_features, feature_width   a header of continuous positions
 
@@ -142,6 +143,10 @@ class Task(abc.ABC):
         """Other evidence about the hypotheses of a batch, without a posterior. The steps of both
         can be joined: up to any question those of one, then those of the other. None: they
         cannot in this task."""
+        return None
+
+    def expected_entropy(self) -> float | None:
+        """Return the mean bits of the exact posterior in closed form, or None if there is none."""
         return None
 
     def floors(self, batch: Batch) -> dict[str, Tensor]:

@@ -37,7 +37,9 @@ class Bijection(Task):
     num_symbols: int = option(20, "size V of the permuted set", minimum=2, maximum=4096)
     # Given as None it follows from num_symbols: once made, a task has a number.
     num_pairs: int = option(None, "pairs in a sequence (default: num_symbols - 1)", minimum=1)
-    replacement: bool = option(False, "draw keys with replacement, so that they repeat")
+    # As the paper does: its MLP has the loss of a uniform guess on that task, and the checkpoint
+    # behind its transformer's figure is named after it.
+    replacement: bool = option(True, "draw keys with replacement, so that they repeat")
     noise: float = option(0.0, "probability that a shown value is wrong", minimum=0, maximum=1)
 
     def __post_init__(self) -> None:
@@ -170,6 +172,25 @@ class Bijection(Task):
         if self.num_symbols <= MAX_LATEST_SYMBOLS:
             floors["latest"] = self._latest(keys, shown)
         return floors
+
+    def expected_entropy(self) -> float | None:
+        if self.noise > 0:
+            return None
+        V, K = self.num_symbols, self.num_pairs
+        left = torch.arange(
+            V, 0, -1, dtype=torch.float64
+        )  # values that are not seen, of V - 1 to 0
+        if not self.replacement:
+            return float(left[:K].log2().mean())
+        new = left / V  # probability that the next key is new, by number of keys seen
+        seen = torch.zeros(V, dtype=torch.float64)
+        seen[0], total = 1.0, 0.0
+        for _ in range(K):
+            total += float((seen * new * left.log2()).sum())
+            arrived = (seen * new)[:-1]
+            seen = seen * (1 - new)
+            seen[1:] += arrived
+        return total / K
 
     def _lookup(self, keys: Tensor, shown: Tensor) -> Tensor:
         channel = self.channel(keys.device)

@@ -168,6 +168,10 @@ class Recall(Task):
         match, values = self._read(batch, check)
         return self._or_not_stored(match, values, match @ values)
 
+    def expected_entropy(self) -> float:
+        """Only a key that is not stored leaves a choice: among the values that are not stored."""
+        return self.unseen * math.log2(max(1, self.num_values - self.num_pairs))
+
     def floors(self, batch: Batch) -> dict[str, Tensor]:
         """`unbound` knows which keys and values were stored, not which belong together."""
         match, values = self._read(batch, check=True)

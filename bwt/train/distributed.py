@@ -16,9 +16,6 @@ from torch import Tensor
 
 from bwt.train.weights import copy_or_zero
 
-# Odd, so that no two ranks agree in the lowest 32 bits, which are all that the CPU's generator
-# takes of a seed; large, so that the streams of seeds 0, 1, 2 ... do not meet.
-STREAM_STEP = 0x9E3779B97F4A7C15
 BUCKET = 1 << 19  # gradients in a message: few messages, and the first leaves early
 
 
@@ -28,11 +25,6 @@ def rank() -> int:
 
 def world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
-
-
-def stream(seed: int, rank: int, device: torch.device | str = "cpu") -> torch.Generator:
-    """Where the process of this rank draws its data from."""
-    return torch.Generator(device).manual_seed((seed + rank * STREAM_STEP) % 2**63)
 
 
 def announced() -> bool:

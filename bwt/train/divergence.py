@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 HOPELESS = 10
@@ -30,7 +31,7 @@ class Divergence:
 
 class Watch:
     def __init__(self, outcomes: int, losses: Tensor):
-        """losses [steps] in nats: where each step leaves its own."""
+        """losses in nats, one for each of the last steps, overwritten in turn."""
         self.limit = HOPELESS * max(1.0, math.log2(outcomes))
         self.losses = losses
         self.seen = 0  # steps
@@ -38,7 +39,8 @@ class Watch:
 
     def look(self, step: int) -> Divergence | None:
         """At the losses of the steps up to this one, since the last look. Waits for the device."""
-        losses = (self.losses[self.seen : step].double() / math.log(2)).tolist()
+        places = torch.arange(self.seen, step, device=self.losses.device) % len(self.losses)
+        losses = (self.losses[places].double() / math.log(2)).tolist()
         first, self.seen = self.seen + 1, step
         for number, loss in enumerate(losses, first):
             if not math.isfinite(loss):

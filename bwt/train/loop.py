@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from bwt.progress import Progress
 from bwt.records.evaluation import Evaluation
 from bwt.train import distributed
+from bwt.train.schedule import BLOCK
 from bwt.train.trainer import Result, Trainer
 from bwt.train.view import View
 
@@ -19,7 +20,6 @@ class Watched:
     def __init__(self, trainer: Trainer):
         self.trainer = trainer
         self.evaluations, self.logs = trainer.evaluations(), trainer.logs()
-        self.exact = trainer.exact_entropy()
         self.evaluation: Evaluation | None = None
         self.excess = math.nan  # bits of the loss above those of exact Bayes
         # A look waits for the device, and of several processes for the others.
@@ -29,17 +29,21 @@ class Watched:
         step = self.trainer.step
         return step in self.logs or step == self.trainer.last
 
+    def unread(self) -> bool:
+        """Return whether losses have to be read before later steps overwrite them."""
+        return self.at_once or self.trainer.step - self.trainer.watch.seen >= BLOCK
+
     def look(self, seconds: float) -> Evaluation | None:
         """After a step, and so many seconds since the last look: what was found now, if it was
         evaluated."""
         trainer, due = self.trainer, self.due()
         trainer.seconds += seconds
         trainer.look()
-        self.excess = trainer.loss_bits() - self.exact
+        _, self.excess, _ = trainer.loss_bits()
         if not due or trainer.stopped:
             return None
         evaluating = trainer.step in self.evaluations or trainer.step == trainer.last
-        self.evaluation = trainer.checkpoint(self.exact, evaluating)
+        self.evaluation = trainer.checkpoint(evaluating)
         return self.evaluation
 
     def result(self, caught: list[int]) -> Result | None:
@@ -74,7 +78,7 @@ def loop(trainers: Sequence[Trainer], caught: list[int]) -> list[Result]:
     stop, start = False, time.perf_counter()
     while watched and not stop:
         stop = first.update(bool(caught))
-        if any(x.due() or x.at_once for x in watched.values()):
+        if any(x.due() or x.unread() for x in watched.values()):
             seconds = time.perf_counter() - start
             for x in watched.values():
                 found = x.look(seconds)

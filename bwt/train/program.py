@@ -3,6 +3,7 @@ clipping, optimizer, averages. All of it happens on the device and depends on no
 knows but the phase of the training, so that it can be captured once and replayed."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from bwt.train.averaging import Averaged
 from bwt.train.freezing import Frozen
 from bwt.train.graphs import Graphs
 from bwt.train.optim import Optimizer
-from bwt.train.schedule import Timetable
+from bwt.train.schedule import BLOCK, Timetable, lr_factor
 from bwt.train.weights import Weights
 
 Named = dict[str, Tensor]
@@ -63,11 +64,11 @@ class Program:
         self.optimizer = Optimizer(self.weights, configs)
         self.averaged = Averaged(self.weights.master, self.config)
         self.frozen = Frozen(first.model, self.weights, self.config)
-        steps, count = self.config.steps, len(trainers)
-        self.timetable = Timetable(count, steps, self.device)
-        self.timetable.fill_shares(self.averaged.share)
-        self.losses = torch.zeros(count, steps, device=self.device)
-        self.loss_sum = torch.zeros(count, device=self.device)  # since the last log line
+        count = len(trainers)
+        self.timetable = Timetable(count, self.device)
+        self.losses = torch.zeros(count, BLOCK, device=self.device)  # of the last steps
+        # Since the last log line, in nats: losses, their exact entropies, the errors of these.
+        self.sums = torch.zeros(count, 3, device=self.device)
         if count == 1:
             self.leaves = dict(first.model.named_parameters())
         else:
@@ -84,13 +85,19 @@ class Program:
         self.taken = 0  # steps
         for row, trainer in enumerate(trainers):
             trainer.join(self, row)
+        self.reschedule()
 
     def step(self) -> None:
         """One update of every model. The host does not wait for the device."""
-        phase = self.phase(self.taken)
+        step = self.taken
+        phase = self.phase(step)
         if phase.frozen and not (self.entered and self.entered.frozen):
             self.frozen.begin(self.optimizer)
         self.entered = phase
+        for trainer in self.trainers:
+            trainer.expect()
+        if step and step % BLOCK == 0:
+            self.reschedule()
         if self.graphs is None:
             self.run(phase)
         else:
@@ -105,26 +112,33 @@ class Program:
         easier = self.trainers[0].easier_at(step)
         return Phase(easier, self.frozen.applies(step), self.averaged.applies(step))
 
+    def reschedule(self) -> None:
+        """Fill in what is known of the learning rates of the next steps."""
+        factors = [partial(lr_factor, config=x.config, plateau=x.plateau) for x in self.trainers]
+        self.timetable.fill(self.taken, factors, self.averaged.share)
+
     def go_to(self, step: int) -> None:
         """As after so many updates; weights and the like are filled in by whoever restores them."""
         self.timetable.step.fill_(step)
         self.taken, self.entered = step, None
+        self.reschedule()
 
     def run(self, phase: Phase) -> None:
         """What happens on the device."""
         self.weights.refresh()
-        loss, added = self._losses()
+        loss, exact, added = self._losses(phase)
+        found = torch.cat((loss.detach()[:, None], exact), 1)
         for leaf in self.leaves.values():
             leaf.grad = None
         if self.buckets:
-            self.buckets.announce(loss)
+            self.buckets.announce(found)
         (loss.sum() if added is None else loss.sum() + added).backward()
         with torch.no_grad():
-            self._update(phase, loss.detach())
+            self._update(phase, found)
 
-    def _update(self, phase: Phase, loss: Tensor) -> None:
+    def _update(self, phase: Phase, found: Tensor) -> None:
         if self.buckets:
-            loss = self.buckets.mean()
+            found = self.buckets.mean()
             self.weights.collect(self.buckets.gradients)
         else:
             self.weights.collect({name: leaf.grad for name, leaf in self.leaves.items()})
@@ -136,21 +150,35 @@ class Program:
             self.averaged.update(self.timetable.share())
         if phase.frozen:
             self.frozen.put_back(self.averaged.mean)
-        self.loss_sum += loss
-        self.losses.index_copy_(1, self.timetable.step, loss[:, None])
+        self.losses.index_copy_(1, self.timetable.place(), found[:, :1])
         self.timetable.step += 1
+        self.sums += found
 
-    def _losses(self) -> tuple[Tensor, Tensor | None]:
-        """[M]: the cross-entropies, which are what is logged; and what is minimised beside them, if
-        anything."""
+    def _losses(self, phase: Phase) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the cross-entropies [M], their exact entropies with standard errors [M, 2], and
+        the auxiliary loss, if there is one."""
         if len(self.trainers) == 1:
-            return self.trainers[0].losses(self.trainers[0].sample())
+            trainer = self.trainers[0]
+            batch = trainer.sample()
+            loss, added = trainer.losses(batch)
+            return loss, self._exact(batch, phase), added
         task = self.trainers[0].task_at(self.taken)
         batch = joined([x.draw(task) for x in self.trainers])
         if self.config.targets == "posterior":  # of all models at once
             batch = batch._replace(posterior=task.posterior(batch, check=False))
         logits = self._logits(batch)
-        return losses_of(logits, batch, self.config.targets, len(self.trainers)), None
+        loss = losses_of(logits, batch, self.config.targets, len(self.trainers))
+        return loss, self._exact(batch, phase), None
+
+    def _exact(self, batch: Batch, phase: Phase) -> Tensor:
+        """Return the entropies of the exact posteriors [M, 2], in nats, with standard errors: of
+        this batch where its posteriors are there, otherwise what is expected of its task."""
+        if batch.posterior is None:
+            easier = -1 if phase.easier is None else phase.easier
+            return torch.stack([x.expected[easier] for x in self.trainers])
+        entropy = torch.special.entr(batch.posterior).sum(-1)
+        mean = entropy.view(len(self.trainers), -1).mean(1)
+        return torch.stack((mean, torch.zeros_like(mean)), 1)
 
     def _logits(self, batch: Batch) -> Tensor:
         """[M, B, P, O] of a batch of M * B sequences."""

@@ -12,7 +12,7 @@ from bwt.runs import environment
 from bwt.runs.config import TrainConfig
 from bwt.runs.device import local_device
 from bwt.runs.directory import RunDirectory
-from bwt.runs.files import RunError, full_disk, is_full, write_json
+from bwt.runs.files import RunError, full_disk, is_full, read_object, write_json
 from bwt.runs.loading import read_config
 from bwt.tasks import statement
 from bwt.train import distributed, extending, freezing, state
@@ -20,7 +20,7 @@ from bwt.train.curriculum import curriculum
 from bwt.train.loop import loop
 from bwt.train.penalty import KeyPenalty
 from bwt.train.program import graphed
-from bwt.train.settings import torch_settings
+from bwt.train.settings import set_threads, torch_settings
 from bwt.train.signals import catch_signals
 from bwt.train.trainer import Result, Trainer
 
@@ -49,11 +49,13 @@ def train(
         run = RunDirectory(out) if distributed.rank() else RunDirectory.create(out)
         with _withdrawn_unless_begun(run), _alone(run):
             trainer = Trainer(config, run, device, say, quiet, watch)
+            threads = set_threads(config.threads, trainer.flops())
             if trainer.main:
                 if opening:
                     say(opening)
                 say(statement(trainer.task, trainer.model.num_parameters))
-                write_json(run.path / "environment.json", circumstances_of(config))
+                environment = {**circumstances_of(config), "threads": {"0": threads}}
+                write_json(run.path / "environment.json", environment)
                 write_json(run.path / "config.json", config.to_json())  # from here on it is a run
             return run_all([trainer])[0]
 
@@ -118,23 +120,43 @@ def resume(
     out: str | Path,
     *,
     extend: int | None = None,
+    threads: int = 0,
     say: Callable[[str], None] = lambda text: None,
     quiet: bool = False,
     watch: bool = False,
 ) -> Result:
     """Continues a run from its last saved step, as if it had never stopped; from its beginning, if
-    none was saved yet. One that is finished can be extended by some steps (see extending.py)."""
+    none was saved yet. One that is finished can be extended by some steps (see extending.py).
+    `threads`, if not 0, replaces the run's own number of CPU threads; with the same number a run
+    continues bit for bit, otherwise up to rounding."""
     run, before = open_again(out)
     config = before if extend is None else extending.extended(run, before, extend)
     device = local_device(config.device)
     with torch_settings(config), distributed.joined(device), _alone(run):
         trainer = Trainer(config, run, device, say, quiet, watch)
+        count = set_threads(threads or config.threads, trainer.flops())
         start_or_restore(trainer)
         if trainer.main:
+            record_threads(trainer, count)
             if extend is not None:
                 record_extension(trainer, before)
             say(f"resuming {run.path} at step {trainer.step} of {trainer.last}")
         return run_all([trainer])[0]
+
+
+def record_threads(trainer: Trainer, threads: int) -> None:
+    """Add the number of threads from here on to environment.json, if it changes."""
+    path = trainer.run.path / "environment.json"
+    environment = read_object(path)
+    recorded = environment.get("threads", {})
+    before = list(recorded.values())[-1:]
+    if before != [threads]:
+        write_json(path, {**environment, "threads": {**recorded, str(trainer.step): threads}})
+    if before and before != [threads]:
+        trainer.say(
+            f"CPU threads: {threads} from here on, {before[0]} before; results are equal up to "
+            "rounding, not bit for bit"
+        )
 
 
 def record_extension(trainer: Trainer, before: TrainConfig) -> None:

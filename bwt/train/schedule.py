@@ -1,13 +1,15 @@
 """When things happen in a run: the learning rate, and the steps at which it is looked at."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from bwt.runs.config import TrainConfig
 from bwt.train.plateau import Plateau
+
+BLOCK = 1024  # steps whose numbers are on the device
 
 
 def lr_factor(step: int, config: TrainConfig, plateau: Plateau | None = None) -> float:
@@ -40,23 +42,30 @@ def log_spaced(last: int, count: int, first: int = 1) -> set[int]:
 
 
 class Timetable:
-    """Numbers that change from step to step, on the device, beside a counter of the steps that is
-    there too: a step that is replayed finds its own without being told."""
+    """Numbers of the next BLOCK steps, on the device beside a counter of the steps, so that a
+    captured step finds its own. The host fills in a block at a time."""
 
-    def __init__(self, models: int, steps: int, device: torch.device):
-        self.factors = torch.zeros(models, steps, device=device)  # of the learning rates
-        self.shares = torch.zeros(steps, device=device)  # of the newest weights in their average
+    def __init__(self, models: int, device: torch.device):
+        self.factors = torch.zeros(models, BLOCK, device=device)  # of the learning rates
+        self.shares = torch.zeros(BLOCK, device=device)  # of the newest weights in their average
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
 
-    def fill_factors(self, row: int, factor: Callable[[int], float]) -> None:
-        self.factors[row] = torch.tensor([factor(step) for step in range(self.factors.shape[1])])
+    def fill(
+        self, first: int, factors: Sequence[Callable[[int], float]], share: Callable[[int], float]
+    ) -> None:
+        """Fill in the rest of the block that begins with or contains this step."""
+        steps = range(first, first - first % BLOCK + BLOCK)
+        here = slice(first % BLOCK, BLOCK)
+        self.factors[:, here] = torch.tensor([[f(step) for step in steps] for f in factors])
+        self.shares[here] = torch.tensor([share(step) for step in steps])
 
-    def fill_shares(self, share: Callable[[int], float]) -> None:
-        self.shares.copy_(torch.tensor([share(step) for step in range(len(self.shares))]))
+    def place(self) -> Tensor:
+        """Return the index [1] of the present step in the block."""
+        return self.step % BLOCK
 
     def factor(self) -> Tensor:
-        """[M] at the present step."""
-        return self.factors.index_select(1, self.step)[:, 0]
+        """Return the factors [M] of the present step."""
+        return self.factors.index_select(1, self.place())[:, 0]
 
     def share(self) -> Tensor:
-        return self.shares.index_select(0, self.step)
+        return self.shares.index_select(0, self.place())

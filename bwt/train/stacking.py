@@ -20,7 +20,7 @@ from bwt.train import distributed
 from bwt.train.extending import extended
 from bwt.train.program import Program
 from bwt.train.run import open_again, record_extension, run_all, start_or_restore
-from bwt.train.settings import torch_settings
+from bwt.train.settings import set_threads, torch_settings
 from bwt.train.trainer import Result, Trainer
 
 # What may differ between runs of a stack.
@@ -79,6 +79,7 @@ def resume_together(
             for config, run in zip(configs, runs, strict=True)
         ]
         Program(trainers)  # takes them in
+        set_threads(configs[0].threads, sum(x.flops() for x in trainers))
         for trainer in trainers:
             start_or_restore(trainer, stacked=len(trainers))
         if extend is not None:

@@ -32,7 +32,8 @@ def state_of(trainer, generators: Tensor) -> dict[str, Tensor]:
         **{f"mean/{name}": x for name, x in _mean(trainer).items()},
         **{f"optimizer/{key}": x for key, x in program.optimizer.state(trainer.row).items()},
         "generator": generators,
-        "loss_sum": trainer.loss_sum,
+        "sums": trainer.sums,
+        **({} if trainer.expected is None else {"expected": trainer.expected}),
         "counts": torch.tensor([trainer.loss_count, trainer.watch.above]),
         "seconds": torch.tensor(trainer.seconds, dtype=torch.float64),
         **_plateau_state(trainer.plateau),
@@ -91,18 +92,19 @@ def _fill(trainer, state: dict[str, Tensor]) -> None:
     program.optimizer.load(row, groups["optimizer"], trainer.step)
     program.go_to(trainer.step)
     trainer.generator.set_state(_own_generator(trainer, state["generator"]))
-    trainer.loss_sum.copy_(state["loss_sum"])
-    trainer.loss_count, *above = state["counts"].tolist()
+    trainer.sums.copy_(state["sums"])
+    if "expected" in state:
+        trainer.expected = state["expected"].to(trainer.device)
+    trainer.loss_count, trainer.watch.above = state["counts"].tolist()
     trainer.seconds = state["seconds"].item()
     trainer.watch.seen = trainer.step
-    trainer.watch.above = sum(above)  # older states do not have it
     if trainer.plateau is not None:
         ending = state["plateau_ending"].item()
         trainer.plateau.ending = None if ending < 0 else ending
         trainer.plateau.kl = {int(step): kl for step, kl in state["plateau_kl"].tolist()}
         if trainer.step in trainer.config.extended:
             trainer.plateau.reopen()
-        trainer.reschedule()
+        program.reschedule()
 
 
 def _own_generator(trainer, states: Tensor) -> Tensor:

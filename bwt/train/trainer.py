@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from bwt import evaluate, tasks
+from bwt import evaluate, streams, tasks
 from bwt.evaluate import NotProbabilities, predictor
+from bwt.progress import duration
 from bwt.records.evaluation import Evaluation, Evaluations
 from bwt.records.metrics import MetricsRow
 from bwt.runs import checkpoints
@@ -25,7 +26,7 @@ from bwt.train.divergence import Divergence, Watch, all_finite
 from bwt.train.penalty import KeyPenalty
 from bwt.train.plateau import Plateau
 from bwt.train.program import Program, losses_of
-from bwt.train.schedule import log_spaced, lr_factor
+from bwt.train.schedule import log_spaced
 
 LOG_POINTS = 100  # lines of training loss in metrics.jsonl
 WILD = "what the model predicts is not finite"
@@ -65,8 +66,11 @@ class Trainer:
         distributed.broadcast([p.detach() for p in self.parameters])
         weight = config.key_penalty
         self.penalty = KeyPenalty(self.task, weight, self.device) if weight else None
-        self.generator = distributed.stream(config.seed, distributed.rank(), self.device)
+        self.generator = streams.generator(
+            "training", config.seed, self.device, rank=distributed.rank()
+        )
         self.agreement = distributed.Agreement()
+        self.expected: Tensor | None = None  # see `expect`
         self.divergence: Divergence | None = None
         self.ended = False  # others of its program may go on
         Program([self])
@@ -78,18 +82,11 @@ class Trainer:
         """Updates are computed by this program from now on."""
         self.program, self.row = program, row
         self.watch = Watch(self.task.num_outcomes, program.losses[row])
-        self.reschedule()
-
-    def reschedule(self) -> None:
-        """Learning rates of all steps, as far as is known."""
-        self.program.timetable.fill_factors(
-            self.row, lambda step: lr_factor(step, self.config, self.plateau)
-        )
 
     @property
-    def loss_sum(self) -> Tensor:
-        """Since the last log line."""
-        return self.program.loss_sum[self.row]
+    def sums(self) -> Tensor:
+        """Loss, exact entropy and its standard error [3], summed since the last log line."""
+        return self.program.sums[self.row]
 
     @property
     def main(self) -> bool:
@@ -99,6 +96,16 @@ class Trainer:
     def sample(self) -> Batch:
         """This process's part of a step."""
         return self.draw(self.task_at(self.step), posterior=self.config.targets == "posterior")
+
+    def expect(self) -> None:
+        """Measure what a perfect model's loss would be, unless each batch tells it: entropies
+        [tasks, 2] of the curriculum's tasks and, last, of the task itself, with standard errors."""
+        if self.expected is None and self.config.targets == "sampled":
+            pairs = [
+                evaluate.expected_entropy(task, seed=self.config.seed, device=self.device)
+                for task in (*self.easier, self.task)
+            ]
+            self.expected = torch.tensor(pairs, device=self.device) * math.log(2)
 
     def easier_at(self, step: int) -> int | None:
         """Which task of the curriculum, if it lasts so long."""
@@ -115,6 +122,16 @@ class Trainer:
             generator=self.generator,
             device=self.device,
             posterior=posterior,
+        )
+
+    def flops(self) -> float:
+        """Return about how many floating-point operations a step takes in this process: six for
+        each parameter and token."""
+        return (
+            6.0
+            * sum(p.numel() for p in self.parameters)
+            * self.task.seq_len
+            * (self.config.batch_size)
         )
 
     def losses(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
@@ -146,7 +163,7 @@ class Trainer:
                     self.task,
                     num_sequences=self.config.eval_sequences,
                     batch_size=min(evaluate.BATCH, self.config.eval_sequences),
-                    seed=evaluate.SEED + self.config.seed,
+                    seed=self.config.seed,
                     device=self.device,
                 )
         except NotProbabilities:
@@ -184,13 +201,6 @@ class Trainer:
                 self.say(f"{self.divergence}; going on, as asked")
         return diverged
 
-    def exact_entropy(self) -> float:
-        """Mean bits of the exact posterior: what a perfect model's loss would be."""
-        generator = torch.Generator(self.device).manual_seed(evaluate.SEED + self.config.seed)
-        size = min(evaluate.BATCH, self.config.eval_sequences)
-        batch = self.task.sample(size, generator=generator, device=self.device)
-        return torch.special.entr(batch.exact.double()).sum(-1).mean().item() / math.log(2)
-
     def save(self) -> bool:
         """One process writes, and all have to call: each has its own state of the data. False if
         there is nothing worth saving: then the last checkpoint stays the last one."""
@@ -205,18 +215,21 @@ class Trainer:
         )
         return True
 
-    def loss_bits(self) -> float:
-        """Mean training loss since the last log line."""
-        return self.loss_sum.item() / self.loss_count / math.log(2)
+    def loss_bits(self) -> tuple[float, float, float]:
+        """Return the mean training loss since the last log line, its excess over the entropy of
+        the exact posteriors, and the standard error of that entropy."""
+        loss, exact, error = (self.sums / self.loss_count / math.log(2)).tolist()
+        return loss, loss - exact, error
 
-    def log(self, exact: float, evaluation: Evaluation | None) -> None:
-        loss = self.loss_bits()
+    def log(self, evaluation: Evaluation | None) -> None:
+        loss, excess, error = self.loss_bits()
         row = MetricsRow(
             step=self.step,
             seconds=round(self.seconds, 3),
             sequences=self.step * self.config.batch_size * distributed.world_size(),
             loss=loss,
-            excess=loss - exact,
+            excess=excess,
+            excess_se=error,
             evaluation=None if evaluation is None else means(evaluation),
         )
         self.run.append_metrics(row)
@@ -225,13 +238,13 @@ class Trainer:
         """Steps with a line in metrics.jsonl, beside the last one."""
         return log_spaced(self.config.steps, LOG_POINTS) | self.evaluations()
 
-    def checkpoint(self, exact: float, evaluating: bool) -> Evaluation | None:
+    def checkpoint(self, evaluating: bool) -> Evaluation | None:
         """A line in metrics.jsonl and, when evaluating, an evaluation and a checkpoint."""
         evaluation = None
         if self.main:
             evaluation = self.evaluate() if evaluating else None
-            self.log(exact, evaluation)
-        self.loss_sum.zero_()
+            self.log(evaluation)
+        self.sums.zero_()
         self.loss_count = 0
         if not evaluating:
             return None
@@ -239,7 +252,7 @@ class Trainer:
         bad = Divergence(self.step, WILD)
         if not self.note(bad if self.main and evaluation is None else None) and self.save():
             if self.main and evaluation is not None:
-                self.say(line(self.step, self.seconds, evaluation))
+                self.say(line(self.step, self.last, self.seconds, evaluation))
             distributed.wait()
         return evaluation
 
@@ -251,7 +264,7 @@ class Trainer:
             self.plateau.see(self.step, evaluation)
         if distributed.agree(self.main and self.plateau.reached(self.step)):
             self.plateau.ending = self.step
-            self.reschedule()
+            self.program.reschedule()
 
     def finish(self, evaluation: Evaluation | None) -> Result:
         """After the last step, or after the run has diverged."""
@@ -273,9 +286,10 @@ def means(evaluation: Evaluation) -> dict[str, float]:
     return {name: estimate.mean for name, estimate in evaluation.model.overall.items()}
 
 
-def line(step: int, seconds: float, evaluation: Evaluation) -> str:
+def line(step: int, last: int, seconds: float, evaluation: Evaluation) -> str:
     overall = means(evaluation)
+    rate = step / max(seconds, 1e-9)
     return (
         f"step {step:>7}  {seconds:7.1f} s  entropy_mae {overall['entropy_mae']:.5f}  "
-        f"kl {overall['kl']:.5f} bits"
+        f"kl {overall['kl']:.5f} bits  ({rate:.1f} steps/s, {duration((last - step) / rate)} left)"
     )

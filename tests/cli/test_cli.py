@@ -93,7 +93,7 @@ def test_train_then_eval(capsys, tmp_path):
     run = str(tmp_path / "run")
     assert main(["train", "bijection", "--num-symbols", "5", "--out", run, *SHORT]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("preset quick, as asked for: 6 steps of 4 sequences\n")
+    assert text.startswith("preset quick: 6 steps of 4 sequences\n")
     assert "5! = 2^6.9" in text and "its weights hold" in text and f"run: {run}" in text
     assert "The model is not trained: " in text and "Try more --steps, another --lr" in text
     assert "token-shift" not in text  # which the preset has

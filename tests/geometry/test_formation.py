@@ -118,7 +118,7 @@ def test_recall_has_pairs_and_no_new_keys():
     "task,reason",
     [
         (tasks.get("hmm", length=4), "no pairs"),
-        (tasks.get("bijection", num_symbols=4), "no key is asked about"),
+        (tasks.get("bijection", num_symbols=4, replacement=False), "no key is asked about"),
     ],
     ids=["hmm", "distinct"],
 )

@@ -8,8 +8,8 @@ import torch
 from helpers.filters import Filter
 from torch.nn import functional
 
-from bwt import models, ops, taps, tasks
-from bwt.geometry.splice import SEED, Place, exchange_steps, exchanged, places, splice, spliced
+from bwt import models, ops, streams, taps, tasks
+from bwt.geometry.splice import Place, exchange_steps, exchanged, places, splice, spliced
 from bwt.geometry.subject import Subject
 from bwt.records.base import plain
 from bwt.records.estimates import Estimate
@@ -30,7 +30,7 @@ def draw(model, task=TASK, sequences=64):
 
 
 def donor_of(subject, task=TASK):
-    return task.redrawn(subject.batch, generator=torch.Generator().manual_seed(SEED))
+    return task.redrawn(subject.batch, generator=streams.generator("donors", 0))
 
 
 def states_of(model, batch):

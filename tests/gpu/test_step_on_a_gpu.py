@@ -51,6 +51,7 @@ def watched_updates(config, *targets):
     seen = {}
     with on_the_device():
         trainer = train.Trainer(config, None, CUDA, print)
+        trainer.expected = torch.zeros(1, 2, device=CUDA)  # measured before the first step
         for target in targets:
             trainer.config = dataclasses.replace(config, targets=target)
             with Watch() as seen[target]:

@@ -13,10 +13,9 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from bwt import ops, reference, train
+from bwt import ops, reference, streams, train
 from bwt.runs.config import TrainConfig
 from bwt.runs.directory import RunDirectory
-from bwt.train import distributed
 from helpers import ROOT
 from helpers.tolerances import attention_error, scan_error
 
@@ -155,9 +154,9 @@ def three_steps(config, device, batches, perturbation=0.0):
     queue, losses = iter(batches), []
     made.sample = lambda: moved(next(queue), device)
     for _ in batches:
-        made.loss_sum.zero_()
+        made.sums.zero_()
         made.update(False)
-        losses.append(made.loss_sum.item())
+        losses.append(made.sums[0].item())
     weights = torch.cat([p.detach().double().cpu().flatten() for p in made.parameters])
     return np.array(losses), weights.numpy()
 
@@ -240,11 +239,13 @@ def processes_agree(device, count, tmp_path):
     assert json.loads(done.stdout.splitlines()[-1])["step"] == 8
     many = RunDirectory.open(tmp_path / "many")
     config = dataclasses.replace(TrainConfig.from_json(many.read_config()), batch_size=16)
-    streams = [distributed.stream(config.seed, rank, torch.device(device)) for rank in range(count)]
+    generators = [
+        streams.generator("training", config.seed, device, rank=rank) for rank in range(count)
+    ]
 
     def sample(self):
         options = dict(device=self.device, posterior=False)
-        parts = [self.task.sample(16 // count, generator=x, **options) for x in streams]
+        parts = [self.task.sample(16 // count, generator=x, **options) for x in generators]
         tokens, targets = (torch.cat([getattr(x, n) for x in parts]) for n in ("tokens", "targets"))
         return parts[0]._replace(tokens=tokens, targets=targets)
 

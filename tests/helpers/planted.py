@@ -7,7 +7,7 @@ from bwt import models
 from bwt.taps import Tapped
 from bwt.tasks import Batch, Bijection
 
-TASK = Bijection(num_symbols=6)
+TASK = Bijection(num_symbols=6, replacement=False)
 
 
 class Seen(nn.Module):

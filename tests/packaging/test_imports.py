@@ -20,6 +20,8 @@ ROOMS = (
         "taps",
         "paper",
         "records",
+        "streams",
+        "threads",
     ),
     *("kernels", "ops", "tasks", "models", "evaluate", "runs"),
     *("tuning", "train", "geometry", "report", "sweep", "reproduce", "cli"),

@@ -53,7 +53,7 @@ def test_layout(replacement):
 
 
 def test_noise_changes_what_is_shown_and_not_the_target():
-    task = tasks.get("bijection", num_symbols=5, noise=0.4)
+    task = tasks.get("bijection", num_symbols=5, replacement=False, noise=0.4)
     batch = draw(task, 50_000)
     shown, true = batch.tokens[:, 1::2] - 5, batch.targets[:, :-1]
     counts = np.bincount(((shown - true) % 5).flatten().numpy(), minlength=5) / true.numel()
@@ -62,7 +62,7 @@ def test_noise_changes_what_is_shown_and_not_the_target():
 
 
 def test_entropy_falls_with_each_pair():
-    posterior = draw(tasks.get("bijection"), 4).posterior.double()
+    posterior = draw(tasks.get("bijection", replacement=False), 4).posterior.double()
     entropy = torch.special.entr(posterior).sum(-1) / math.log(2)
     expected = torch.log2(20 - torch.arange(19, dtype=torch.float64)).expand(4, -1)
     torch.testing.assert_close(entropy, expected, atol=1e-6, rtol=0)
@@ -147,5 +147,5 @@ def test_a_task_too_large_for_the_latest_floor_has_the_others():
 
 
 def test_no_floor_without_repeated_keys():
-    task = tasks.get("bijection")
+    task = tasks.get("bijection", replacement=False)
     assert task.floors(draw(task, 3)) == {}

@@ -10,10 +10,10 @@ from bwt import tasks
 from bwt.tasks import Bijection, Task
 
 CASES = [
-    ("bijection", dict(num_symbols=6)),
-    ("bijection", dict(num_symbols=6, num_pairs=6)),
+    ("bijection", dict(num_symbols=6, replacement=False)),
+    ("bijection", dict(num_symbols=6, num_pairs=6, replacement=False)),
     ("bijection", dict(num_symbols=5, num_pairs=8, replacement=True)),
-    ("bijection", dict(num_symbols=5, noise=0.3)),
+    ("bijection", dict(num_symbols=5, replacement=False, noise=0.3)),
     ("bijection", dict(num_symbols=4, num_pairs=9, replacement=True, noise=0.2)),
     ("hmm", dict(num_states=3, num_symbols=4, length=6)),
     ("hmm", dict(num_states=4, num_symbols=3, length=6, predict="symbol")),
@@ -149,7 +149,7 @@ def test_options_are_fields_with_help(name):
     [
         ("chess", {}, "no task 'chess'; choose one of bijection, hmm, recall"),
         ("recall", {"size": 1}, "no option 'size'; its options are num_pairs, num_keys"),
-        ("bijection", {"num_pairs": 21}, "use fewer pairs or replacement"),
+        ("bijection", {"num_pairs": 21, "replacement": False}, "use fewer pairs or replacement"),
         ("bijection", {"num_symbols": 1}, "num_symbols must be at least 2, got 1"),
         ("bijection", {"num_symbols": 2.0}, "num_symbols must be int, got 2.0"),
         ("bijection", {"num_symbols": True}, "num_symbols must be int, got True"),
@@ -187,7 +187,7 @@ class Plain(Bijection):
 
 
 def test_a_task_that_says_nothing_of_its_positions_has_the_asked_one_and_the_rest():
-    task = Plain(num_symbols=4)
+    task = Plain(num_symbols=4, replacement=False)
     batch = task.sample(3, generator=torch.Generator().manual_seed(0))
     roles = task.roles(batch)
     assert set(roles) == set(task.meanings) == {"self", "irrelevant"}

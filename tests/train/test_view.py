@@ -76,7 +76,7 @@ def test_the_curve_of_a_training(in_a_terminal):
     whole = "\n".join(seen)
     assert whole.count("bits from exact Bayes:  o evaluated  . training loss") == 1
     assert re.search(r"- best floor \(\w+, 0\.\d+\)$", whole, re.M)
-    assert "steps/s" not in whole  # of the moment, and gone with it
+    assert "tokens/s" not in whole  # of the moment, and gone with it
     bottom = next(i for i, line in enumerate(seen) if line.endswith("60") and " 0 " in line)
     picture = seen[bottom - 1 - view.TALLEST : bottom - 1]
     assert all(line[curve.LABEL + 1] == "|" for line in picture)
@@ -89,7 +89,7 @@ def test_the_curve_of_a_training(in_a_terminal):
 
 def test_no_curve_that_nobody_asked_for(in_a_terminal):
     seen = in_a_terminal()
-    assert not [line for line in seen if "best floor (" in line or "steps/s" in line]
+    assert not [line for line in seen if "best floor (" in line or "tokens/s" in line]
     assert sum(bool(re.match(r"step +\d+ .* kl ", line)) for line in seen) == 4
 
 
@@ -112,7 +112,7 @@ def test_the_picture_is_taken_away_before_something_is_said(shown):
     said("hello")
     x.draw(30, "c", 1)
     seen = screen.lines(x.file.getvalue())
-    assert seen[0] == "hello" and sum("steps/s" in line for line in seen) == 1
+    assert seen[0] == "hello" and sum("tokens/s" in line for line in seen) == 1
     assert "step 30 of 100" in seen[-1] and len(seen) == 1 + view.TALLEST + 4
 
 

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
     add("--length", metavar="N", type=int, nargs="+", help="at these lengths instead of its own")
     add("--step", metavar="N", type=int, help="of this checkpoint (default: the last one)")
     add("--sequences", metavar="N", type=int, default=4096, help="(default: 4096)")
-    add("--seed", metavar="N", type=int, default=evaluate.SEED, help="of the sequences")
+    add("--seed", metavar="N", type=int, default=0, help="of the sequences")
     add("--device", metavar="NAME", default="auto", help="auto, cpu, or cuda (default: auto)")
 
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from bwt.geometry import examine
 from bwt.geometry.examine import SEQUENCES
-from bwt.geometry.subject import SEED
 from bwt.report.diagnostics import summary
 
 
@@ -14,7 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
     add = parser.add_argument
     add("path", metavar="RUN", help="run directory")
     add("--sequences", metavar="N", type=int, default=SEQUENCES, help=f"(default: {SEQUENCES})")
-    add("--seed", metavar="N", type=int, default=SEED, help="of the sequences")
+    add("--seed", metavar="N", type=int, default=0, help="of the sequences")
     add("--device", metavar="NAME", default="auto", help="auto, cpu, or cuda (default: auto)")
 
 

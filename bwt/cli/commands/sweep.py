@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bwt import models, tasks
-from bwt.cli.presets import default_preset, why_preset
-from bwt.cli.workers import Live, add_workers, one_device, say_unless, stack_size, workers
+from bwt.cli.workers import Live, add_workers, say_unless, stack_size, workers
 from bwt.options import kind_of
 from bwt.records.base import plain
 from bwt.runs.config import TrainConfig
@@ -29,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
     add = parser.add_argument
     add("task", metavar="TASK", nargs="+", choices=tasks.TASKS, help=f"{', '.join(tasks.TASKS)}")
     add("--model", nargs="+", choices=models.MODELS, default=["transformer"])
-    add("--preset", choices=PRESETS, help="see bwt train")
+    add("--preset", choices=PRESETS, default="quick", help="see bwt train (default: quick)")
     add("--out", metavar="DIR", required=True, help="a run directory for each cell goes here")
     add_workers(parser)
     group = parser.add_argument_group("the grid")
@@ -64,8 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     fields = {k: v for k, v in vars(arguments).items() if k not in fixed}
     out = Path(arguments.out).resolve()
     choices = {"task": arguments.task, "model": arguments.model, **fields}
-    preset = arguments.preset or default_preset(one_device(arguments))
-    built = (make_cell(out, preset, **point) for point in grid(choices))
+    built = (make_cell(out, arguments.preset, **point) for point in grid(choices))
     cells = list({x.name: x for x in built}.values())
     _refuse_unused(fields, cells)
     say = say_unless(arguments.json)
@@ -78,8 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
         stack=stack_size(arguments),
     )
     most = max(x.config.steps for x in cells)
-    reason = why_preset(arguments.preset, one_device(arguments))
-    say(f"{reason}: {len(cells)} cells of up to {most:,} steps")
+    say(f"preset {arguments.preset}: {len(cells)} cells of up to {most:,} steps")
     outcomes = sweep.run()
     if arguments.json:
         print(json.dumps([_row(x) for x in outcomes]))
