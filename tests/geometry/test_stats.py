@@ -58,6 +58,11 @@ def test_positions_at_which_nothing_varies_do_not_enter_the_ranks():
     assert stats.spearman_within(x, y) == pytest.approx(1)
 
 
+def test_an_estimate_has_the_standard_error_of_a_mean():
+    found = stats.estimate(torch.tensor([1.0, 2.0, 4.0, 5.0]))
+    assert found.mean == 3.0 and found.se == pytest.approx(math.sqrt(10 / 3) / 2)
+
+
 def test_the_jackknife_error_of_a_mean_is_its_standard_error():
     errors = []
     for _ in range(40):

@@ -1,6 +1,7 @@
 """Helpers of the tests of attention's Triton kernels: inputs, outputs, and bounds of each dtype."""
 
 import importlib
+import itertools
 from functools import partial
 
 import numpy as np
@@ -25,10 +26,13 @@ def draw(mode, shape, incoming=INCOMING, magnitude=1.0, strided=False):
     dtype = DTYPES[mode]
     rows = torch.float64 if mode == "fp64" else torch.float32
 
+    wider = itertools.count(1)
+
     def normal(*size, dtype=dtype):
         if strided and len(size) == 4:  # as a slice of a projection, heads after positions
-            wide = torch.randn((B, size[2], H + 1, size[3] + 3), generator=generator).to(dtype)
-            return wide.transpose(1, 2)[:, 1:, :, :-3]
+            more = next(wider)  # each has its own strides
+            wide = torch.randn((B, size[2], H + more, size[3] + more), generator=generator)
+            return wide.to(dtype).transpose(1, 2)[:, more:, :, :-more]
         return torch.randn(size, generator=generator).to(dtype)
 
     x = {"q": magnitude * normal(B, H, T, D), "k": normal(B, H, S, D), "v": normal(B, H, S, D)}

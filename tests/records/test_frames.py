@@ -61,7 +61,7 @@ def test_metrics_of_a_run(tmp_path):
     pytest.importorskip("pandas")
     run = RunDirectory(tmp_path)
     run.append_metrics(MetricsRow(1, 0.5, 64, 2.0, 1.0))
-    run.append_metrics(MetricsRow(2, 1.0, 128, 1.5, 0.5, {"kl": 0.25}))
+    run.append_metrics(MetricsRow(2, 1.0, 128, 1.5, 0.5, evaluation={"kl": 0.25}))
     table = run.to_dataframe()
     assert table.step.tolist() == [1, 2] and table.loss.tolist() == [2.0, 1.5]
     assert table["evaluation.kl"].isna().tolist() == [True, False]
