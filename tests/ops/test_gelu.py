@@ -79,11 +79,18 @@ def test_any_strides(dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_digits_of_small_values(dtype):
-    """Where 1 + erf has none left."""
-    x = torch.linspace(-12, 0, 4001, dtype=dtype)[:-1]
-    array = x.double().numpy()
-    error = np.abs(gelu(x).numpy() / reference.gelu(array) - 1)
-    assert (error <= gelu_tail_error(dtype, array)).all()
+    """Where 1 + erf has none left, down to the smallest normal numbers."""
+    lowest = -13.0 if dtype == torch.float32 else -37.0
+    x = torch.linspace(lowest, 0, 4001, dtype=dtype)[:-1].requires_grad_()
+    y = gelu(x)
+    (slope,) = torch.autograd.grad(y.sum(), x)
+    array, bound = x.detach().double().numpy(), gelu_tail_error(dtype)
+    expected = reference.gelu(array)
+    np.testing.assert_allclose(y.detach(), expected, rtol=bound, atol=0)
+    # The slope is a sum of Phi(x) and a term of the other sign.
+    terms = np.abs(reference.gelu_backward(array, np.ones_like(array))) + expected / array
+    error = slope.numpy() - reference.gelu_backward(array, np.ones_like(array))
+    assert (np.abs(error) <= bound * terms).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
