@@ -30,9 +30,9 @@ def parse(
     capture: Collection[str],
     heads: tuple[int, ...] | None,
     queries: tuple[int, ...] | None,
-    sizes: tuple[int, int, int],
+    sizes: tuple[int, int],
 ) -> Captures:
-    """`sizes` are the numbers of heads, queries and keys."""
+    """`sizes` are the numbers of heads and queries."""
     counts = [] if isinstance(capture, str) else [x for x in capture if _is_top_k(x)]
     if isinstance(capture, str) or not set(capture) <= {*NAMES, *counts}:
         known = ", ".join(f'"{name}"' for name in (*NAMES, f"{TOP_K}n"))
@@ -40,11 +40,9 @@ def parse(
     if len(set(counts)) > 1:
         raise ValueError(f"{OP}: capture takes one top_k, got {' and '.join(sorted(counts))}")
     top_k = int(counts[0][len(TOP_K) :]) if counts else 0
-    num_heads, num_queries, num_keys = sizes
-    if counts and not 1 <= top_k <= min(MOST_TOP_K, num_keys):
-        raise ValueError(
-            f"{OP}: top_k takes 1 to {MOST_TOP_K} keys, at most all S={num_keys}, got {counts[0]}"
-        )
+    num_heads, num_queries = sizes
+    if counts and not 1 <= top_k <= MOST_TOP_K:
+        raise ValueError(f"{OP}: top_k takes 1 to {MOST_TOP_K} keys, got {counts[0]}")
     heads = _within("capture_heads", heads, num_heads)
     queries = _within("capture_queries", queries, num_queries)
     if not capture:

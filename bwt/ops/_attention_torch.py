@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 # Rows of a product against what they sum over: queries over keys, or keys over queries.
 BY_QUERY, BY_KEY = "queries over keys", "keys over queries"
@@ -53,13 +54,18 @@ def _captured(captures, rows):
         blind = ~counted[..., 0]
         max_logit = scores.masked_fill(blind[..., None], 0.0).gather(-1, order[..., :1])[..., 0]
         max_logit = torch.where(lse.isnan(), lse, max_logit.masked_fill(blind, -math.inf))
+    top_weights = None
+    if captures.top_k:
+        missing = (0, captures.top_k - positions.shape[-1])
+        top_weights = functional.pad(weights.gather(-1, order).masked_fill(~counted, 0.0), missing)
+        positions = functional.pad(positions, missing, value=-1)
     return (
         weights if captures.weights else None,
         entropy_bits(weights) if captures.entropy else None,
         weights.sum(-2) if captures.received else None,
         max_logit,
         positions[..., 0] if captures.peak else None,
-        weights.gather(-1, order).masked_fill(~counted, 0.0) if captures.top_k else None,
+        top_weights,
         positions if captures.top_k else None,
     )
 

@@ -66,7 +66,10 @@ def _noiseless(keys: Tensor, values: Tensor, num_symbols: int, dtype: torch.dtyp
     consistent = posterior.gather(-1, values[..., None])[..., 0] > 0
     log_unused = torch.where(known, 0.0, unused.double().log())
     log_predictive = torch.where(consistent, -log_unused, -math.inf)
-    return posterior, log_unused / math.log(2), log_predictive
+    contradicted = (~consistent).cumsum(1) > ~consistent  # by an earlier step
+    posterior.masked_fill_(contradicted[..., None], 0.0)
+    entropy = (log_unused / math.log(2)).masked_fill(contradicted, 0.0)
+    return posterior, entropy, log_predictive
 
 
 class Scaled(NamedTuple):

@@ -19,13 +19,13 @@ class Argument(NamedTuple):
 
 
 def check_tensor(op: str, name: str, x, dtypes: tuple[torch.dtype, ...]) -> None:
-    if not isinstance(x, Tensor) or x.dtype not in dtypes:
+    if not isinstance(x, Tensor) or x.dtype not in dtypes or x.layout is not torch.strided:
         names = " or ".join(map(_name, dtypes))
         _refuse(op, name, x, f"{'an' if names[0] == 'i' else 'a'} {names}")
 
 
 def check_floating(op: str, name: str, x) -> None:
-    if not isinstance(x, Tensor) or not x.is_floating_point():
+    if not isinstance(x, Tensor) or not x.is_floating_point() or x.layout is not torch.strided:
         _refuse(op, name, x, "a floating-point")
 
 
@@ -33,8 +33,7 @@ def check_alike(op: str, arguments: Sequence[Argument], tensors: Sequence[Tensor
     """Floating-point tensors, each with its number of dimensions, all of one dtype and device."""
     dtype = None
     for x, (name, layout, ndim, is_parameter) in zip(tensors, arguments, strict=False):
-        if not isinstance(x, Tensor) or not x.is_floating_point():
-            _refuse(op, name, x, "a floating-point")
+        check_floating(op, name, x)
         if ndim is not None and x.ndim != ndim:
             raise ValueError(f"{op}: {name} must be {layout}, got shape {tuple(x.shape)}")
         if dtype is None:
@@ -113,6 +112,10 @@ def refuse_gradient(op: str, names: str, *tensors: Tensor | None) -> None:
 
 
 def _refuse(op: str, name: str, x, wanted: str) -> NoReturn:
+    if isinstance(x, Tensor) and x.layout is not torch.strided:
+        raise ValueError(
+            f"{op}: {name} must be a dense tensor, got {x.layout}; pass {name}.to_dense()"
+        )
     got = x.dtype if isinstance(x, Tensor) else type(x).__name__
     raise ValueError(f"{op}: {name} must be {wanted} tensor, got {got}")
 

@@ -37,13 +37,17 @@ def signature(op: str, options: tuple, *tensors: Tensor | None) -> tuple | None:
     """All that the checks of an op and the choice of its backend look at, if a call is plain."""
     if not is_plain(*tensors):
         return None
+    try:
+        layouts = [x if x is None else (x.dtype, x.device, x.shape, x.stride()) for x in tensors]
+    except RuntimeError:  # sparse tensors have no strides; the checks refuse them
+        return None
     return (
         op,
         options,
         os.environ.get("BWT_BACKEND"),
         _library.native_fault,
         _library.triton_fault,
-        *[x if x is None else (x.dtype, x.device, x.shape, x.stride()) for x in tensors],
+        *layouts,
     )
 
 

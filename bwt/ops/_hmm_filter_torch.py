@@ -38,7 +38,7 @@ def hmm_filter_torch(
         empty = initial.new_zeros((batch, 0, initial.shape[-1])) + nothing
         return empty, empty.clone(), initial.new_zeros(batch) + nothing
     if steps == 1:
-        initial = initial + 0 * transition.sum()
+        initial = initial + 0 * (transition.sum() + emission.sum())
     arguments = (observations, initial, transition, emission, lengths)
     outputs = _normalised(*arguments)
     if _nobody_can_look():

@@ -62,7 +62,7 @@ def attention(
             "argmax": [B, H, T], its position, the first if there are several;
             "top_k=n": the n <= 16 largest weights of each query in descending order and their
             positions, each [B, H, T, n]; of equal scores the first. Where fewer keys have a score
-            above -inf, 0 at position -1.
+            above -inf, or n > S, 0 at position -1.
         capture_heads, capture_queries: indices of the heads and queries of which to capture, in
             this order; negative ones count from the end. All captures have these only, and received
             sums over these queries. All by default.
@@ -131,7 +131,7 @@ class Call(NamedTuple):
 
 def _prepare(q, k, v, causal, scale, asked: Asked, backend, is_plain) -> Call:
     _check(q, k, v, causal)
-    captures = _attention_captures.parse(*asked, (q.shape[1], q.shape[2], k.shape[2]))
+    captures = _attention_captures.parse(*asked, (q.shape[1], q.shape[2]))
     if scale is None:
         scale = q.shape[-1] ** -0.5
     elif not abs(scale) < math.inf:  # nan is not

@@ -43,7 +43,7 @@ def bijection_posterior(
             need not wait for it. From an id out of range or a contradiction on, rows are zero and
             log_evidence is -inf then (backend "torch" takes the nearest id instead), and a channel
             that is no channel gives rows that are no distributions. On the CPU the native backend
-            and the reference look at the ids all the same, as it costs nothing there.
+            checks the ids all the same, which costs nothing there, and the reference checks all.
         backend: "auto", "native", "cuda", "torch" or "reference".
 
     Returns:
@@ -79,7 +79,7 @@ def bijection_posterior(
     else:
         *outputs, fault = _op.noisy(keys, values, channel.double(), dtype)
     if (check or chosen == "native") and not unseen:
-        _raise_fault(int(fault), keys, values, num_symbols)
+        _raise_fault(int(fault), keys, values, num_symbols, contradictions=check)
     return BijectionPosterior(*outputs)
 
 
@@ -137,10 +137,12 @@ def _range_fault(keys: Tensor, values: Tensor, num_symbols: int) -> int:
     return min(int(code.min()) if code.numel() else NO_FAULT for code in codes)
 
 
-def _raise_fault(fault: int, keys: Tensor, values: Tensor, num_symbols: int) -> None:
-    if fault == NO_FAULT:
-        return
+def _raise_fault(
+    fault: int, keys: Tensor, values: Tensor, num_symbols: int, *, contradictions: bool = True
+) -> None:
     row, kind = divmod(fault, 4)
+    if fault == NO_FAULT or (kind == 2 and not contradictions):
+        return
     b, t = divmod(row, keys.shape[1])
     key, value = int(keys[b, t]), int(values[b, t])
     if kind == 2:

@@ -20,9 +20,12 @@ def gelu(x: Tensor, bias: Tensor | None = None, *, backend: str = "auto") -> Ten
     approximation by tanh).
 
     A product without its bias followed by this is cheaper than one with it followed by GELU alone:
-    the native kernel adds the bias, and sums its gradient, on the way. Far negative z lose no
-    digits. By default torch's own serves halves (added up in float32), GPUs and what torch.compile
-    compiles.
+    the native kernel adds the bias, and sums its gradient, on the way. By default torch's own
+    serves halves (added up in float32), GPUs and what torch.compile compiles.
+
+    The native kernel is within 4 units in the last place of z Phi(z) at every z at which that is a
+    normal number (z rounded to the dtype of x). torch's own computes 1 + erf(z / sqrt(2)), which
+    loses digits below z = -1 and has none left below about -5.5 in float32 and -8.3 in float64.
 
     Args:
         x: floating-point, of any shape, [..., C] with a bias; float32 or float64 for "native" and

@@ -228,6 +228,7 @@ def _check_state(state: Tensor | None, u: Tensor, A: Tensor) -> None:
 
 def _check_like(name: str, x: Tensor, u: Tensor) -> None:
     if isinstance(x, Tensor):
+        _checks.check_floating(OP, name, x)
         same = x.dtype == u.dtype or _checks.are_float32_and_half(x.dtype, u.dtype)
         if same and x.device == u.device:
             return

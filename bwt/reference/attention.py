@@ -58,7 +58,9 @@ def attention(
     if all(x is None for x in captured[2:]) and not count:
         return AttentionOutput(out, lse, *captured[:2])
     largest = np.where(counted, np.take_along_axis(weights, order, -1), 0.0)
-    top_k = TopK(largest[..., :count], positions[..., :count]) if count else None
+    top_k = None
+    if count:
+        top_k = TopK(_first(largest, count, 0.0), _first(positions, count, -1))
     return CapturedAttention._make((out, lse, *captured, top_k))
 
 
@@ -129,10 +131,18 @@ def _choice(shape, heads, queries):
     return np.ix_(np.arange(shape[0]), heads, queries)
 
 
+def _first(x, count, missing) -> np.ndarray:
+    """The first `count` of each row, filled up where it has fewer."""
+    x = x[..., :count]
+    room = [(0, 0)] * (x.ndim - 1) + [(0, count - x.shape[-1])]
+    return np.pad(x, room, constant_values=missing)
+
+
 def _spread(x, order, size) -> np.ndarray:
     """[.., size] with x at the first positions of each order."""
     spread = np.zeros((*order.shape[:-1], size))
-    np.put_along_axis(spread, order[..., : np.shape(x)[-1]], np.asarray(x, np.float64), -1)
+    order = order[..., : np.shape(x)[-1]]
+    np.put_along_axis(spread, order, np.asarray(x, np.float64)[..., : order.shape[-1]], -1)
     return spread
 
 

@@ -28,6 +28,18 @@ def test_graph(device):
     gpu_programs.graph_replays(device)
 
 
+def test_a_graph_of_what_the_host_reads_is_refused(monkeypatch):
+    compute = ops.attention
+
+    def attention(q, k, v, **options):
+        assert q[0, 0, 0, 0].isfinite()
+        return compute(q, k, v, **options)
+
+    monkeypatch.setattr(ops, "attention", attention)
+    with pytest.raises(RuntimeError, match="value out of a tracing tensor"):
+        gpu_programs.graph_replays("cpu")
+
+
 @pytest.mark.parametrize("targets", ["sampled", "posterior"])
 @pytest.mark.parametrize("task", gpu_programs.TASKS)
 def test_three_steps_agree_with_a_cpu(device, task, targets):

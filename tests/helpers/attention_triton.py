@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from helpers import triton_aot
+from helpers.attention_inputs import apart
 from helpers.triton_aot import DTYPES
 
 # The package has a function of the module's name.
@@ -20,7 +21,8 @@ BACKWARD = ("grad_q", "grad_k", "grad_v")
 
 
 def draw(mode, shape, incoming=INCOMING, magnitude=1.0, strided=False):
-    """q, k, v and incoming gradients by name, in the dtype of `mode`."""
+    """q, k, v and incoming gradients by name, in the dtype of `mode`. Code that is compiled ahead
+    of time takes strides that 16 divides, or dense tensors."""
     B, H, T, S, D = shape
     generator = torch.Generator().manual_seed(sum(shape))
     dtype = DTYPES[mode]
@@ -35,7 +37,10 @@ def draw(mode, shape, incoming=INCOMING, magnitude=1.0, strided=False):
             return wide.to(dtype).transpose(1, 2)[:, more:, :, :-more]
         return torch.randn(size, generator=generator).to(dtype)
 
-    x = {"q": magnitude * normal(B, H, T, D), "k": normal(B, H, S, D), "v": normal(B, H, S, D)}
+    tensors = [magnitude * normal(B, H, T, D), normal(B, H, S, D), normal(B, H, S, D)]
+    if strided or D % 16 == 0:
+        tensors = apart(tensors, room=3 if D % 16 else 16)
+    x = dict(zip("qkv", tensors, strict=True))
     gradients = {
         "grad_out": normal(B, H, T, D),
         "grad_weights": normal(B, H, T, S),

@@ -7,11 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from unittest import mock
 
 import numpy as np
 import torch
 from safetensors.torch import load_file
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from bwt import ops, reference, streams, train
 from bwt.runs.config import TrainConfig
@@ -98,13 +100,16 @@ def compile_agrees(device, mode):
             x.normal_()
 
 
-def captured(call, device):
-    """(replay, outputs): a CUDA graph of the call; on a CPU the call into the same memory."""
-    if torch.device(device).type == "cpu":
-        outputs = call()
+def captured(function, arguments):
+    """(replay, outputs): a CUDA graph of the call; on a CPU the operations of a recorded call,
+    without its Python code, into the same memory."""
+    call = partial(function, *arguments)
+    if arguments[0].is_cpu:
+        graph = make_fx(function)(*arguments)
+        outputs = graph(*arguments)
 
         def replay():
-            for old, new in zip(outputs, call(), strict=True):
+            for old, new in zip(outputs, graph(*arguments), strict=True):
                 old.copy_(new)
 
         return replay, outputs
@@ -124,7 +129,7 @@ def graph_replays(device):
     """A replay computes from what is in the inputs' memory then."""
     arguments = example(device)
     with torch.no_grad():
-        replay, outputs = captured(lambda: attend_and_scan(*arguments), device)
+        replay, outputs = captured(attend_and_scan, arguments)
         for _ in range(2):
             for x in arguments[:4]:
                 x.normal_()

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 
 from bwt import reference
+from helpers.strided import offset
 from helpers.tolerances import scan_error
 
 DTYPES = [torch.float32, torch.float64]
@@ -13,9 +14,11 @@ NAMES = ("u", "delta", "A", "B", "C", "D")
 HALVES = [torch.float16, torch.bfloat16]
 
 
-def draw(B, L, E, N, dtype=torch.float64, *, skip=True, softplus=True, seed=0, models=None):
+def draw(
+    B, L, E, N, dtype=torch.float64, *, skip=True, softplus=True, seed=0, models=None, dense=False
+):
     """u, delta, A, B, C, D; states that fade within a few to a few hundred steps. models: how many
-    A and D are of, if not of all sequences."""
+    A and D are of, if not of all sequences. dense: without strides of their own."""
     rng = np.random.default_rng([B, L, E, N, seed])
     own = () if models is None else (models,)
     delta = rng.normal(size=(B, L, E))
@@ -28,7 +31,20 @@ def draw(B, L, E, N, dtype=torch.float64, *, skip=True, softplus=True, seed=0, m
         rng.normal(size=(*own, E)),
     ]
     tensors = [torch.from_numpy(x).to(dtype) for x in arrays]
+    tensors = tensors if dense else apart(*tensors)
     return tensors if skip else [*tensors[:5], None]
+
+
+def apart(u, delta, A, B, C, D):
+    """Each with strides of its own, and NaN where nothing is to be read."""
+    return [
+        offset(u, (0, 0, 2)),
+        delta.transpose(0, 1).contiguous().transpose(0, 1),
+        offset(A, (1,) * A.ndim),
+        offset(B, (0, 1, 0)),
+        offset(C.transpose(0, 1), (0, 0, 1)).transpose(0, 1),
+        offset(D, (1,) * D.ndim),
+    ]
 
 
 def to_arrays(tensors):

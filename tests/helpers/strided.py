@@ -72,8 +72,11 @@ class Call:
 
 
 def results(output) -> tuple:
-    """What an op returns, as a tuple without the parts that were not asked for."""
-    return tuple(x for x in (output if isinstance(output, tuple) else (output,)) if x is not None)
+    """What an op returns, as a tuple without positions and the parts that were not asked for."""
+    if isinstance(output, tuple):
+        return tuple(x for part in output for x in results(part))
+    is_number = output is not None and output.dtype not in (torch.int64, np.int64)
+    return (output,) if is_number else ()
 
 
 def variants(x: Tensor, constant=()) -> Iterator[tuple[str, Tensor]]:
@@ -282,23 +285,27 @@ def run(call: Call, backend: str) -> tuple[torch.Tensor, ...]:
     return results(partial(getattr(ops, call.op), backend=backend)(**call.arguments))
 
 
-def gradients(call: Call, backend: str, incoming) -> tuple[torch.Tensor, ...]:
+def gradients(call: Call, backend: str, incoming, only=None) -> tuple[torch.Tensor, ...]:
     """Of the differentiable arguments, which keep their strides; incoming(i, output) are the
-    gradients of the outputs."""
+    gradients of the outputs, or of one only."""
     leaves = {k: call.arguments[k].detach().requires_grad_() for k in call.differentiable}
     outputs = run(call.with_arguments(leaves), backend)
-    grads = [incoming(i, output) for i, output in enumerate(outputs)]
-    return torch.autograd.grad(outputs, tuple(leaves.values()), grads)
+    pairs = [(x, incoming(i, x)) for i, x in enumerate(outputs) if only in (None, i)]
+    outputs, grads = zip(*pairs, strict=True)
+    return torch.autograd.grad(outputs, tuple(leaves.values()), grads, materialize_grads=True)
 
 
-def expected_gradients(call: Call, incoming) -> list:
+def expected_gradients(call: Call, incoming, only=None) -> list:
     """Of eager torch, in float64 and with dense tensors, whose formulas gradcheck has checked."""
     exact = {
         k: (x.double() if x.is_floating_point() else x).contiguous()
         for k, x in call.tensors().items()
     }
     dense = gradients(
-        call.with_arguments(exact), "torch", lambda i, x: incoming(i, x).double().contiguous()
+        call.with_arguments(exact),
+        "torch",
+        lambda i, x: incoming(i, x).double().contiguous(),
+        only,
     )
     return [gradient.numpy() for gradient in dense]
 

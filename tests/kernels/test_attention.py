@@ -56,10 +56,29 @@ def test_values(call, mode, shape, causal):
     check(call, mode, shape, causal=causal)
 
 
-@pytest.mark.parametrize("shape", [(1, 2, 39, 39, 16), (1, 1, 40, 270, 16)], ids=show)
+SINGLE = {
+    (1, 2, 13, 16, 16): ["short_forward", "short_backward"],
+    (1, 2, 39, 39, 16): ["short_forward", "blocks_backward"],
+    (1, 1, 40, 270, 16): [
+        *("stream_forward", "stream_weights", "stream_offset", "stream_keys", "stream_queries")
+    ],
+}
+
+
+@pytest.mark.parametrize("shape", SINGLE, ids=show)
 @pytest.mark.parametrize("incoming", [(), *((name,) for name in INCOMING)], ids="".join)
-def test_single_incoming_gradients(call, shape, incoming):
+def test_single_incoming_gradients(request, call, shape, incoming):
+    is_interpreted = request.node.callspec.params["call"] == "interpreted"
+    if is_interpreted:
+        call.func("helpers.launched", "take")
     check(call, "fp32", shape, incoming=incoming, scale=-0.7)
+    if is_interpreted:
+        wanted = [f"attention_{name}" for name in SINGLE[shape]]
+        if not incoming:  # the gradients are zero
+            wanted = [name for name in wanted if name.endswith(("forward", "weights"))]
+        elif incoming == ("grad_weights",) and wanted[-1] == "attention_blocks_backward":
+            wanted.insert(1, "attention_stream_offset")
+        assert call.func("helpers.launched", "take") == wanted
 
 
 @pytest.mark.parametrize("shape", [(2, 2, 37, 41, 20), (1, 2, 35, 260, 32)], ids=show)

@@ -244,7 +244,7 @@ def test_ptx(scan_compiler, monkeypatch, mode, shape, options):
     run, stats = emulator(scan_compiler, monkeypatch, MODULE)
     records = scan_compiler.get(MODULE, "sm_80", **example(mode, shape, **options))
     softplus = options.get("softplus", True)
-    drawn = {"skip": options.get("skip", True), "models": options.get("models")}
+    drawn = {"skip": options.get("skip", True), "models": options.get("models"), "dense": True}
     tensors = draw(*shape, DTYPES[mode], softplus=softplus, **drawn)
     (check_handed_on if options.get("handed_on") else check)(run, tensors, softplus)
     assert stats.keys() == records.keys()
@@ -257,7 +257,7 @@ def test_each_input_is_read_once_in_a_pass(scan_compiler, monkeypatch):
     B, L, E, N = ONCE
     run, stats = emulator(scan_compiler, monkeypatch, MODULE)
     scan_compiler.get(MODULE, "sm_80", **example("fp32", ONCE))
-    check(run, draw(*ONCE, torch.float32))
+    check(run, draw(*ONCE, torch.float32, dense=True))
     rows, states = B * L * E, B * N * E
     # Of D there are fewer numbers than threads, and four warps load them.
     forward = 2 * rows + 2 * B * L * N + E * N + 4 * E

@@ -175,6 +175,9 @@ def test_fused_projection_needs_no_copy(dtype):
         np.testing.assert_allclose(actual, target, rtol=0, atol=bound)
 
 
+LAYOUTS = ["as drawn", "time first", "offset", "last strided", "expanded"]
+
+
 @settings(deadline=None, max_examples=50)
 @given(
     batch=st.integers(0, 3),
@@ -184,13 +187,11 @@ def test_fused_projection_needs_no_copy(dtype):
     size=st.integers(1, 40),
     causal=st.booleans(),
     dtype=st.sampled_from(DTYPES),
-    layout=st.sampled_from(["contiguous", "time first", "offset", "last strided", "expanded"]),
+    layouts=st.tuples(*[st.sampled_from(LAYOUTS)] * 3),
 )
-def test_any_shape_and_layout(batch, heads, queries, extra, size, causal, dtype, layout):
-    inputs = [
-        lay_out(x, layout).requires_grad_()
-        for x in draw(batch, heads, queries, queries + extra, size, dtype)
-    ]
+def test_any_shape_and_layout(batch, heads, queries, extra, size, causal, dtype, layouts):
+    drawn = draw(batch, heads, queries, queries + extra, size, dtype)
+    inputs = [lay_out(x, name).requires_grad_() for x, name in zip(drawn, layouts, strict=True)]
     got = ops.attention(*inputs, causal=causal, capture=ALL)
     expected = reference.attention(*arrays(inputs), causal=causal, capture=ALL)
     bound = attention_error(dtype, queries + extra, size)

@@ -82,6 +82,15 @@ def test_the_negative_bit(call, backend):
     call.assert_close(run(call.with_arguments(others), backend), call.expected(), "negated")
 
 
+@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
+@each_call()
+def test_sparse_arguments_are_refused_in_one_line(call, backend):
+    for name, x in call.tensors().items():
+        with pytest.raises(ValueError, match=f": {name} must be a dense tensor") as caught:
+            run(call.with_arguments({name: x.to_sparse()}), backend)
+        assert "\n" not in str(caught.value)
+
+
 def test_the_gradient_of_a_channel_is_laid_out_as_its_fake_says():
     channel = torch.full((3, 3), 1 / 3, dtype=torch.float64)
     ids = torch.tensor([[0, 1, 2, 0]])

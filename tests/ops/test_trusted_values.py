@@ -79,6 +79,20 @@ def test_on_the_cpu_the_kernels_look_all_the_same():
         ops.bijection_posterior(ids, ids, 4, check=False)
 
 
+@pytest.mark.parametrize("channel", [None, torch.eye(3)], ids=["noiseless", "zeros"])
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_rows_behind_a_contradiction_are_zero(backend, channel):
+    """On the CPU as on a GPU."""
+    keys, values = torch.tensor([[0, 1, 2, 0]]), torch.tensor([[1, 1, 0, 1]])
+    options = {"channel": channel, "backend": backend}
+    got = ops.bijection_posterior(keys, values, 3, check=False, **options)
+    want = ops.bijection_posterior(keys[:, :1], values[:, :1], 3, **options)
+    torch.testing.assert_close(got.posterior[:, :1], want.posterior)
+    torch.testing.assert_close(got.posterior[0, 1], torch.tensor([0.5, 0.0, 0.5]))
+    assert not got.posterior[:, 2:].any() and not got.entropy[:, 2:].any()
+    assert torch.isneginf(got.log_evidence[:, 1:]).all()
+
+
 def test_a_batch_of_others_is_checked():
     """A task trusts what it has drawn itself, not what it is handed."""
     task = tasks.get("recall", num_pairs=2, num_queries=1, num_keys=4, num_values=4)

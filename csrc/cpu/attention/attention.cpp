@@ -119,7 +119,7 @@ attention_forward(const Tensor& q, const Tensor& k, const Tensor& v, bool causal
                   bool weights, bool entropy, bool received, bool peak, int64_t top_k,
                   const Indices& heads, const Indices& queries) {
   const ArgumentCheck check = check_arguments(q, k, v);
-  check.that(0 <= top_k && top_k <= std::min(kMaxTopK, k.size(2)), "top_k");
+  check.that(0 <= top_k && top_k <= kMaxTopK, "top_k");
   const Choice choice(q, heads, queries);
   const int64_t B = q.size(0), H = choice->heads, T = choice->queries, S = k.size(2);
   const ScalarType number = q.scalar_type(), position = ScalarType::Long;

@@ -304,14 +304,10 @@ template <class T>
   store_halves<T>(low, high, v, std::make_index_sequence<kLanes<T> / 2>());
 }
 
-// exp(x) for kExpFloor < x < 88 within 2 units in the last place, 0 at and below kExpFloor.
+// 2^n exp(r), where `rounded` is n + kRounder and x = n log(2) + r; 0 for x at and below kExpFloor.
 template <class T>
-[[gnu::always_inline]] inline Vec<T> exp(Vec<T> x) {
+[[gnu::always_inline]] inline Vec<T> exp_of_reduced(Vec<T> x, Vec<T> rounded, Vec<T> r) {
   using Traits = VectorTraits<T>;
-  const Vec<T> rounded = x * Traits::kLog2e + Traits::kRounder;
-  const Vec<T> n = rounded - Traits::kRounder;
-  Vec<T> r = x - n * Traits::kLn2High;
-  r = r - n * Traits::kLn2Low;
   constexpr int kTerms = sizeof(Traits::kExp) / sizeof(T);
   Vec<T> p = broadcast(Traits::kExp[kTerms - 1]);
 #pragma GCC unroll 16
@@ -320,6 +316,36 @@ template <class T>
   p = p * r + T(1);
   const Patterns<T> power = (Patterns<T>)rounded << Traits::kMantissaBits;  // 2^n as exponent
   return (Vec<T>)(((Patterns<T>)p + power) & ~(Patterns<T>)(x <= Traits::kExpFloor));
+}
+
+// exp(x) for kExpFloor < x < 88 within 2 units in the last place, 0 at and below kExpFloor.
+template <class T>
+[[gnu::always_inline]] inline Vec<T> exp(Vec<T> x) {
+  using Traits = VectorTraits<T>;
+  const Vec<T> rounded = x * Traits::kLog2e + Traits::kRounder;
+  const Vec<T> n = rounded - Traits::kRounder;
+  Vec<T> r = x - n * Traits::kLn2High;
+  r = r - n * Traits::kLn2Low;
+  return exp_of_reduced<T>(x, rounded, r);
+}
+
+// exp(-x^2 / 2) as precisely: the square is not rounded before it is reduced.
+template <class T>
+[[gnu::always_inline]] inline Vec<T> exp_of_half_square(Vec<T> x) {
+  using Traits = VectorTraits<T>;
+  const Vec<T> half = x * T(-0.5), square = half * x;
+  const Vec<T> range = square * Traits::kLog2e + Traits::kRounder;
+  const Vec<T> n = range - Traits::kRounder;
+  const Vec<T> multiple = rounded<T>(n * Traits::kLn2High);
+#if BWT_SIMD_BYTES > 16 || defined(__aarch64__)
+  Vec<T> r = half * rounded<T>(x) - multiple;  // a fused multiply-add
+#else
+  constexpr int kCut = Traits::kMantissaBits / 2 + 1;  // the square of the other digits is exact
+  const Vec<T> leading = (Vec<T>)((Patterns<T>)x >> kCut << kCut), trailing = x - leading;
+  Vec<T> r = (leading * leading * T(-0.5) - multiple) + trailing * (half + leading * T(-0.5));
+#endif
+  r = r - n * Traits::kLn2Low;
+  return exp_of_reduced<T>(square, range, r);
 }
 
 // log(z) for z >= 1: a guess that takes log2 as linear between powers of 2, then Halley's iteration
