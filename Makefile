@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Tests start hundreds of Python processes; without bytecode each of them compiles torch for seconds.
+unexport PYTHONDONTWRITEBYTECODE
 # Python compiles a module when it is first imported; most never are.
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 SUFFIXES := -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h'
