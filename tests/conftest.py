@@ -45,7 +45,7 @@ def poison_uninitialised_memory(monkeypatch):
     """torch.empty returns NaN, so that a kernel that forgets an element is seen. Native kernels
     allocate in C++ and are covered by torch's own switch."""
     torch.utils.deterministic.fill_uninitialized_memory = True
-    # torch.use_deterministic_algorithms does the same and loads torch._inductor, which takes seconds.
+    # The public function loads torch._inductor, which takes seconds.
     before = torch.are_deterministic_algorithms_enabled()
     torch._C._set_deterministic_algorithms(True, warn_only=True)
     yield
