@@ -58,25 +58,28 @@ SANITIZE_TESTS := $(foreach op,$(SANITIZE_OPS),$(wildcard tests/ops/test_$(op)*.
 	$(addprefix tests/,ops/test_simd_levels.py ops/test_strides.py csrc/test_raw_ops.py)
 PRELOADED = $(foreach name,asan ubsan stdc++,$(shell $(CXX) -print-file-name=lib$(name).so))
 
-.PHONY: demo test quick lint format build tools rebuild bench sanitize fuzz check-torch check-cuda check-kernels gpu clean FORCE
+.PHONY: demo test test-all test-more lint format build tools rebuild bench sanitize fuzz check-torch check-cuda check-kernels gpu clean FORCE
 
 demo: build
 	$(BIN)/bwt train bijection --preset quick --report
 
-# A process on each core; the emulated GPU is one for a process, too.
-SIDE_BY_SIDE := -n auto --dist worksteal
+# Tests run in tiers, which are pytest markers: see CONTRIBUTING.md. One process on each core.
+PYTEST := $(BIN)/python -P -m pytest -n auto --dist worksteal $(PYTEST_OPTIONS)
+EMULATED_GPU := $(BIN)/python -P tests/emulator/gpu -n auto --dist worksteal $(PYTEST_OPTIONS)
 
+# The default tier, to run before a commit.
 test: build lint
-	$(BIN)/python -P -m pytest $(SIDE_BY_SIDE)
-	$(BIN)/python -P tests/emulator/gpu $(SIDE_BY_SIDE)
+	$(PYTEST) -m "not slow and not emulated and not build"
 
-# What a developer wants to know after each edit: no compiling for GPUs, no other processes, no great
-# lengths.
-QUICK_TESTS := $(addprefix tests/,reference ops tasks models records runs geometry report cli \
-	train/test_train.py test_evaluate.py test_capture.py test_patch.py packaging/test_imports.py)
-quick: build lint
-	$(BIN)/python -P -m pytest $(SIDE_BY_SIDE) -q -m "not gpu" $(QUICK_TESTS) \
-		-k "not level and not exact and not interpreted and not processes and not fuzz and not gradcheck"
+# All tiers, as .ci/run runs them.
+test-all:
+	$(MAKE) test
+	$(MAKE) test-more
+
+# The tiers slow, emulated and build, and the GPU tests on an emulated GPU.
+test-more: build $(VENV)/.peers
+	$(PYTEST) -m "slow or emulated or build"
+	$(EMULATED_GPU)
 
 lint: $(VENV)/.tools
 	$(BIN)/ruff check .
@@ -148,13 +151,19 @@ $(VENV)/.tools: $(VENV)/.dependencies
 	$(call phase,installing tools for tests and lint,$(VENV)/tools.log,$(PIP_INSTALL) -r $@.txt)
 	@touch $@
 
+# Packages that the tier slow compares with.
+$(VENV)/.peers: $(VENV)/.tools | $(VENV)/.built
+	@$(BIN)/python -c "$$PRINT_REQUIREMENTS" witness bench ray notebook > $@.txt
+	$(call phase,installing packages to compare with,$(VENV)/peers.log,$(PIP_INSTALL) -r $@.txt)
+	@touch $@
+
 # Written only when it changes: nvcc or another torch that comes later is a reason to build again.
 $(VENV)/.choice: $(VENV)/.dependencies FORCE
 	@$(BIN)/python -c "$$PRINT_CHOICE" > $@.new
 	@cmp -s $@.new $@ && rm $@.new || mv $@.new $@
 
 # Two pips must not work at a time: tools come first where they are wanted.
-WITH_TOOLS := tools test quick lint format sanitize fuzz
+WITH_TOOLS := tools test test-more lint format sanitize fuzz
 $(VENV)/.built: $(VENV)/.dependencies $(VENV)/.choice setup.py $(NATIVE) \
 		| $(if $(filter $(WITH_TOOLS),$(MAKECMDGOALS)),$(VENV)/.tools)
 	$(call phase,building the native library,$(VENV)/build.log,\
