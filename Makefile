@@ -24,7 +24,7 @@ print(*project['dependencies'], *(x for name in sys.argv[1:] for x in extras[nam
 endef
 export PRINT_REQUIREMENTS
 
-# Print what setup.py's choice depends on besides files, without importing torch, which takes seconds.
+# Print what setup.py's choice depends on besides files. Importing torch would take seconds.
 define PRINT_CHOICE
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,9 +38,9 @@ if torch['cuda'] or os.environ.get('BWT_CUDA') == '1':
 endef
 export PRINT_CHOICE
 
-# $(call phase,WHAT,LOG,COMMAND) runs a command and prints one line with its name and its seconds. The
-# output goes to a log, which is printed if the command fails. Under make -j the line is printed at
-# once, as other targets print as well.
+# $(call phase,WHAT,LOG,COMMAND) runs a command and prints one line with its name and its seconds.
+# The output goes to a log, which is printed if the command fails. Under make -j the line is printed
+# at once, as other targets print as well.
 TOGETHER = $(filter -j%,$(MAKEFLAGS))
 define phase
 @$(if $(TOGETHER),,printf '%s ... ' '$(1)';) begun=$$(date +%s); \
@@ -109,9 +109,9 @@ check-torch: $(VENV)/.dependencies
 check-cuda: $(VENV)/.dependencies
 	$(BIN)/python tests/packaging/builds/check_cuda.py $(ARCHS)
 
-# Compiles every entry of kernels/configs.py with the installed Triton and reports registers, stack and
-# shared memory. Takes as long as check-cuda. ARCHS="75 120" restricts the architectures, HARDEST=1 the
-# forms to those that do most.
+# Compiles every entry of kernels/configs.py with the installed Triton and reports registers, stack
+# and shared memory. Takes as long as check-cuda. ARCHS="75 120" restricts the architectures,
+# HARDEST=1 the forms to those that do most.
 check-kernels: $(VENV)/.dependencies
 	$(BIN)/python -P -m bwt.kernels.aot --summary $(if $(ARCHS),--arch $(ARCHS)) $(if $(HARDEST),--hardest)
 
