@@ -35,7 +35,7 @@ def assert_close(name, got, want, dtype, bound):
         np.testing.assert_allclose(row, want, rtol=bound, atol=tiny * bound, err_msg=name)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", tiers.mark("slow", BACKENDS, (0,)))
 @pytest.mark.parametrize("states", tiers.mark("slow", [None, 12], (0,)))
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", NAMES)
