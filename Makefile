@@ -1,15 +1,17 @@
-# make demo and make test set everything up in .venv by themselves; nothing is redone needlessly.
+# make demo and make test set up .venv first. A step runs again only if its inputs have changed.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Python compiles a module when it is first imported; most never are.
+# Tests start hundreds of Python processes. Without bytecode files each of them would compile torch.
+unexport PYTHONDONTWRITEBYTECODE
+# Python compiles a module when it is first imported, and most modules never are.
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 SUFFIXES := -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h'
 NATIVE := $(shell find csrc $(SUFFIXES))
 CLANG_FORMAT_FILES := $(NATIVE) $(shell find tests $(SUFFIXES))
 
-# pip cannot install a project's requirements without building it, and building needs them. Names of
-# extras follow.
+# Print the requirements of the project and of the extras named as arguments. pip cannot install
+# them without building the project, which needs them.
 define PRINT_REQUIREMENTS
 import sys
 try:
@@ -22,7 +24,7 @@ print(*project['dependencies'], *(x for name in sys.argv[1:] for x in extras[nam
 endef
 export PRINT_REQUIREMENTS
 
-# What setup.py's choice depends on besides files. torch itself takes seconds to import.
+# Print what setup.py's choice depends on besides files. Importing torch would take seconds.
 define PRINT_CHOICE
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,9 +38,9 @@ if torch['cuda'] or os.environ.get('BWT_CUDA') == '1':
 endef
 export PRINT_CHOICE
 
-# $(call phase,WHAT,LOG,COMMAND): a line that says what is done, and how many seconds it took. What
-# the command prints goes to a log, which is shown if it fails. Under make -j, when others print as
-# well, the line comes as a whole.
+# $(call phase,WHAT,LOG,COMMAND) runs a command and prints one line with its name and its seconds.
+# The output goes to a log, which is printed if the command fails. Under make -j the line is printed
+# at once, as other targets print as well.
 TOGETHER = $(filter -j%,$(MAKEFLAGS))
 define phase
 @$(if $(TOGETHER),,printf '%s ... ' '$(1)';) begun=$$(date +%s); \
@@ -50,31 +52,34 @@ define phase
 	fi
 endef
 
-# What the sanitized library needs loaded before Python: it is not linked into Python itself.
+# PRELOADED are the libraries of the sanitizers, which Python is not linked with.
 SANITIZE_OPS := add_bias add_rms_norm attention bijection_posterior gelu hmm_filter rms_norm selective_scan
 SANITIZE_TESTS := $(foreach op,$(SANITIZE_OPS),$(wildcard tests/ops/test_$(op)*.py)) \
 	$(addprefix tests/,ops/test_simd_levels.py ops/test_strides.py csrc/test_raw_ops.py)
 PRELOADED = $(foreach name,asan ubsan stdc++,$(shell $(CXX) -print-file-name=lib$(name).so))
 
-.PHONY: demo test quick lint format build tools rebuild bench sanitize fuzz check-torch check-cuda check-kernels gpu clean FORCE
+.PHONY: demo test test-all test-more lint format build tools rebuild bench sanitize fuzz check-torch check-cuda check-kernels gpu clean FORCE
 
 demo: build
 	$(BIN)/bwt train bijection --preset quick --report
 
-# A process on each core; the emulated GPU is one for a process, too.
-SIDE_BY_SIDE := -n auto --dist worksteal
+# Tests run in tiers, which are pytest markers: see CONTRIBUTING.md. One process on each core.
+PYTEST := $(BIN)/python -P -m pytest -n auto --dist worksteal $(PYTEST_OPTIONS)
+EMULATED_GPU := $(BIN)/python -P tests/emulator/gpu -n auto --dist worksteal $(PYTEST_OPTIONS)
 
+# The default tier, to run before a commit.
 test: build lint
-	$(BIN)/python -P -m pytest $(SIDE_BY_SIDE)
-	$(BIN)/python -P tests/emulator/gpu $(SIDE_BY_SIDE)
+	$(PYTEST) -m "not slow and not emulated and not build"
 
-# What a developer wants to know after each edit: no compiling for GPUs, no other processes, no great
-# lengths.
-QUICK_TESTS := $(addprefix tests/,reference ops tasks models records runs geometry report cli \
-	train/test_train.py test_evaluate.py test_capture.py test_patch.py packaging/test_imports.py)
-quick: build lint
-	$(BIN)/python -P -m pytest $(SIDE_BY_SIDE) -q -m "not gpu" $(QUICK_TESTS) \
-		-k "not level and not exact and not interpreted and not processes and not fuzz and not gradcheck"
+# All tiers, as .ci/run runs them.
+test-all:
+	$(MAKE) test
+	$(MAKE) test-more
+
+# The tiers slow, emulated and build, and the GPU tests on an emulated GPU.
+test-more: build $(VENV)/.peers
+	$(PYTEST) -m "slow or emulated or build"
+	$(EMULATED_GPU)
 
 lint: $(VENV)/.tools
 	$(BIN)/ruff check .
@@ -95,17 +100,18 @@ rebuild:
 	rm -f $(VENV)/.built
 	$(MAKE) build
 
-# Builds against other releases of torch, in environments of their own under build/.
+# Builds against other releases of torch, each in its own environment under build/.
 check-torch: $(VENV)/.dependencies
 	$(BIN)/python tests/packaging/builds/check_torch.py $(RELEASES)
 
-# ARCHS="80 90" restricts the architectures: all of them are 5,000 kernels, about a second each.
+# Builds the extension with CUDA and compiles 5,000 kernels, about a second each. ARCHS="80 90"
+# restricts the architectures.
 check-cuda: $(VENV)/.dependencies
 	$(BIN)/python tests/packaging/builds/check_cuda.py $(ARCHS)
 
-# Compiles every entry of kernels/configs.py with the Triton that is installed: registers, stack and
-# shared memory of each, and an exit code. As long as check-cuda; ARCHS="75 120" restricts it, too, and
-# HARDEST=1 to the forms that do most.
+# Compiles every entry of kernels/configs.py with the installed Triton and reports registers, stack
+# and shared memory. Takes as long as check-cuda. ARCHS="75 120" restricts the architectures,
+# HARDEST=1 the forms to those that do most.
 check-kernels: $(VENV)/.dependencies
 	$(BIN)/python -P -m bwt.kernels.aot --summary $(if $(ARCHS),--arch $(ARCHS)) $(if $(HARDEST),--hardest)
 
@@ -126,7 +132,7 @@ SEED ?= 0
 fuzz: build $(VENV)/.tools
 	$(BIN)/python -P tests/fuzz.py --seconds $(SECONDS) --seed $(SEED)
 
-# Everything that waits for a GPU. Says in one line that there is none before it builds anything.
+# Checks, tests, tunes and benchmarks on a GPU. Without one it stops before it builds anything.
 gpu:
 	@$(PYTHON) benchmarks/gpu.py $(GPU_OPTIONS)
 
@@ -134,25 +140,32 @@ $(VENV)/bin/python:
 	@mkdir -p $(VENV)
 	$(call phase,setting up $(VENV),$(VENV)/venv.log,$(PYTHON) -m venv $(VENV))
 
-# Dependencies follow pyproject.toml, the native library also the sources.
+# Dependencies are installed again when pyproject.toml changes, the native library also when a source
+# changes.
 $(VENV)/.dependencies: pyproject.toml | $(VENV)/bin/python
 	@$(BIN)/python -c "$$PRINT_REQUIREMENTS" build > $@.txt
 	$(call phase,installing packages,$(VENV)/packages.log,$(PIP_INSTALL) -r $@.txt)
 	@touch $@
 
-# What a demo can do without.
+# Packages for tests and lint, which make demo does not need.
 $(VENV)/.tools: $(VENV)/.dependencies
 	@$(BIN)/python -c "$$PRINT_REQUIREMENTS" test lint > $@.txt
 	$(call phase,installing tools for tests and lint,$(VENV)/tools.log,$(PIP_INSTALL) -r $@.txt)
 	@touch $@
 
-# Written only when it changes: nvcc or another torch that comes later is a reason to build again.
+# Packages that tests of the tier slow compare with.
+$(VENV)/.peers: $(VENV)/.tools | $(VENV)/.built
+	@$(BIN)/python -c "$$PRINT_REQUIREMENTS" witness bench ray notebook > $@.txt
+	$(call phase,installing packages to compare with,$(VENV)/peers.log,$(PIP_INSTALL) -r $@.txt)
+	@touch $@
+
+# Written only when its content changes: nvcc or another torch, installed later, causes a new build.
 $(VENV)/.choice: $(VENV)/.dependencies FORCE
 	@$(BIN)/python -c "$$PRINT_CHOICE" > $@.new
 	@cmp -s $@.new $@ && rm $@.new || mv $@.new $@
 
-# Two pips must not work at a time: tools come first where they are wanted.
-WITH_TOOLS := tools test quick lint format sanitize fuzz
+# Two pips must not run at the same time: tools are installed first where they are needed.
+WITH_TOOLS := tools test test-more lint format sanitize fuzz
 $(VENV)/.built: $(VENV)/.dependencies $(VENV)/.choice setup.py $(NATIVE) \
 		| $(if $(filter $(WITH_TOOLS),$(MAKECMDGOALS)),$(VENV)/.tools)
 	$(call phase,building the native library,$(VENV)/build.log,\

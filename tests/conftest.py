@@ -3,6 +3,8 @@
 import importlib
 import os
 import tempfile
+from collections import Counter
+from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +14,15 @@ from bwt.kernels import configs
 from helpers import oracles
 
 _oracles = pytest.StashKey()
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--expected-skips",
+        type=Path,
+        metavar="FILE",
+        help="fail if a test is skipped for a reason that no line of this file matches",
+    )
 
 
 def pytest_configure(config):
@@ -45,10 +56,11 @@ def poison_uninitialised_memory(monkeypatch):
     """torch.empty returns NaN, so that a kernel that forgets an element is seen. Native kernels
     allocate in C++ and are covered by torch's own switch."""
     torch.utils.deterministic.fill_uninitialized_memory = True
+    # The public function loads torch._inductor, which takes seconds.
     before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch._C._set_deterministic_algorithms(True, warn_only=True)
     yield
-    torch.use_deterministic_algorithms(before)
+    torch._C._set_deterministic_algorithms(before)
 
 
 @pytest.fixture(autouse=True)
@@ -111,7 +123,33 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
+def skip_reasons(config) -> Counter[str]:
+    """Count the skipped tests of a session by their reasons."""
+    reporter = config.pluginmanager.getplugin("terminalreporter")
+    skipped = reporter.stats.get("skipped", []) if reporter else []
+    return Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
+
+
+def unexpected(reasons, config) -> list[str]:
+    """Return the reasons that are not in the file of `--expected-skips`, if there is one."""
+    if not (path := config.getoption("expected_skips")):
+        return []
+    lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
+    return [reason for reason in reasons if not any(fnmatch(reason, line) for line in lines)]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session):
+    if unexpected(skip_reasons(session.config), session.config):
+        session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+
+
 def pytest_terminal_summary(terminalreporter):
+    reasons = skip_reasons(terminalreporter.config)
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"{count} skipped: {reason}")
+    for reason in unexpected(reasons, terminalreporter.config):
+        terminalreporter.write_line(f"ERROR: no test may be skipped because: {reason}", red=True)
     if terminalreporter.config.pluginmanager.hasplugin("emulator.gpu.plugin"):
         terminalreporter.write_line("The CUDA device was emulated: no timing, no sm_90 and later.")
     elif not torch.cuda.is_available():

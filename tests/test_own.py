@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import ROOT
+from helpers import ROOT, tiers
 
 import bwt
 from bwt import models, registry, tasks
@@ -87,7 +87,8 @@ def next_batch(task):
 
 
 @pytest.mark.parametrize(
-    "words", [("coin",), ("bijection", "--model", "gru", "--num-symbols", "3")]
+    "words",
+    tiers.mark("slow", [("coin",), ("bijection", "--model", "gru", "--num-symbols", "3")], (0,)),
 )
 def test_a_sweep_tells_its_processes_what_to_import(monkeypatch, tmp_path, capsys, words):
     """Here it is registered by hand; a process of its own has to know from where."""

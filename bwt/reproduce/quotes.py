@@ -28,6 +28,8 @@ record is what was found inside one model, by its place in the file of that name
 
 import re
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,24 +46,26 @@ MARKED = re.compile(r"(<!-- results: ([^>]*?) -->)(.*?)(<!-- /results -->)", re.
 
 
 def fill(text: str, results: Path) -> str:
-    """The text with every quote as results/ has it.
+    """Return the text with every quote as results/ has it. Each file is read once.
 
     Raises:
         ValueError: a marker asks for something that is not there, or is not closed.
     """
     if text.count("<!-- results:") != len(MARKED.findall(text)):
         raise ValueError("a marker <!-- results: ... --> has no <!-- /results -->")
-    return MARKED.sub(lambda m: m[1] + quote(m[2], results) + m[4], text)
+    read = cache(read_record)
+    return MARKED.sub(lambda m: m[1] + quote(m[2], results, read) + m[4], text)
 
 
-def quote(marker: str, results: Path) -> str:
+def quote(marker: str, results: Path, read: Callable[..., Results] = read_record) -> str:
+    """Return what a marker asks for; `read` may remember the files that it has read."""
     scale, kind, rest = [*marker.split(maxsplit=2), "", ""][:3]
     if kind not in KINDS or not rest:
         raise ValueError(f"the marker {marker!r} is none of: " + ", ".join(FORMS))
     if kind == "record":
         found = _record(results / scale / "geometry", rest)
     else:
-        found = KINDS[kind](read_record(results / scale / "results.json", Results), rest)
+        found = KINDS[kind](read(results / scale / "results.json", Results), rest)
     if found is None:
         raise ValueError(f"results have no {kind} for the marker {marker!r}")
     return found

@@ -6,6 +6,7 @@ on; Ray then starts the task again elsewhere, and it goes on from the last check
 """
 
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -51,7 +52,7 @@ class RayTasks:
         self.ray = ray
         try:
             _knock(address)
-            ray.init(address=address, log_to_driver=False, logging_level="error")
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except OSError as error:
             raise ValueError(f"--ray: no cluster answers at {address}") from error
         variables = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))

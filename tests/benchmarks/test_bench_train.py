@@ -17,6 +17,7 @@ def bench():
         yield importlib.import_module("bench_train")
 
 
+@pytest.mark.slow
 def test_end_to_end(bench, capsys):
     flags = ["--threads", "1", "--repeats", "2", "--seconds", "0.1", "--cases", "quick-*"]
     providers = ["bwt", "bwt-captured", "eager-*", "gemm"]

@@ -391,8 +391,9 @@ def test_bijection_posterior_check_notices_a_small_error(mode):
     assert "is off by" in bench.check(case, mode, x, outputs, count)
 
 
+@pytest.mark.slow
 def test_permanents_agree_with_the_reference():
-    thewalrus = pytest.importorskip("thewalrus")
+    thewalrus = pytest.importorskip("thewalrus", reason="a bench extra")
     bench = importlib.import_module("bench_bijection_posterior")
     case = bench.declare(2, 6, 4, noisy=True, replacement=True)
     x = bench.inputs(case, "cpu")

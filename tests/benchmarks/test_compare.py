@@ -561,6 +561,7 @@ class TestTrees:
         assert trees.resolve("--all", repository) is None
 
 
+@pytest.mark.slow
 def test_end_to_end(repository):
     """Processes, git and clocks as they are: a nap is three times as long since a commit."""
     command = [sys.executable, "benchmarks/compare.py", "HEAD~1", "nap", "--threads", "1"]

@@ -262,6 +262,7 @@ def test_every_benchmark_has_providers_cases_and_figures_for_a_gpu(name):
     assert bench.operations or bench.traffic or name == "mamba"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BENCHES)
 def test_every_benchmark_makes_rows_of_a_gpu(name, monkeypatch):
     """A small case with a CPU in the GPU's place: inputs, checks, both clocks, percents."""

@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.skipif(torch.version.cuda or torch.version.hip, reason="torch has GPUs of its own")
+@pytest.mark.emulated
 def test_host_time():
     pytest.importorskip("triton", reason="Triton is not installed")
     script = str(ROOT / "benchmarks/host_time.py")

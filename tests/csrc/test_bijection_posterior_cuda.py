@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import torch
 from emulator.bijection_cuda import NO_FAULT, SOURCE, run_gradient, run_noiseless, run_noisy
+from emulator.ptx import Memory, launch
+from helpers import tiers
 from helpers.bijections import draw, draw_channel, enumerate_in_log_space, symmetric_channel
 from helpers.extreme_channels import CASES, assert_exact, assert_exact_gradient, gradient_weights
-from helpers.nvcc import needs_nvcc, usage
+from helpers.nvcc import needs_nvcc, ptx, usage
 from helpers.subset_lattice import SubsetLattice
 from helpers.tolerances import rounding, running_sum, subset_gradient, subset_sums
 
@@ -55,13 +57,29 @@ def test_noiseless_stores_are_coalesced():
     assert stats.store_sectors == stats.store_sectors_ideal
 
 
-NOISY = [
-    pytest.param(B, K, V, id=f"B{B}-K{K}-V{V}")
-    for B, K, V in [(1, 2, 1), (3, 4, 2), (3, 10, 5), (2, 12, 7)]
-]
+@pytest.mark.parametrize("noise,wide", [(0.2, 0), (1e-30, 1)])
+def test_channel_range(noise, wide):
+    """The kernel that decides whether doubles are wide enough."""
+    memory, channel, found = Memory(), symmetric_channel(5, noise).numpy(), np.full(1, 7, np.int32)
+    launch(
+        ptx(SOURCE),
+        memory,
+        [memory.add(channel), channel.size, 30, memory.add(found)],
+        grid=(1, 1, 1),
+        block=(32, 1, 1),
+        kernel="channel_range_kernel",
+    )
+    assert found[0] == wide
 
 
-@pytest.mark.parametrize("B,K,V", NOISY)
+NOISY = [(1, 2, 1), (3, 4, 2), (3, 10, 5), (2, 12, 7)]
+
+
+@pytest.mark.parametrize(
+    "B,K,V",
+    tiers.mark("emulated", NOISY, (1,), unpack=True),
+    ids=[f"B{B}-K{K}-V{V}" for B, K, V in NOISY],
+)
 @pytest.mark.parametrize("in_shared", [True, False], ids=["shared", "global"])
 @pytest.mark.parametrize("wide", [False, True], ids=["double", "wide"])
 def test_noisy(B, K, V, in_shared, wide):
@@ -78,6 +96,7 @@ def test_noisy(B, K, V, in_shared, wide):
 CROWDED = SubsetLattice(9, low=4, tiles=1)
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("in_shared", [True, False], ids=["shared", "global"])
 @pytest.mark.parametrize("wide", [False, True], ids=["double", "wide"])
 def test_levels_that_overwrite_each_other(in_shared, wide):
@@ -94,6 +113,7 @@ def test_levels_that_overwrite_each_other(in_shared, wide):
     assert_agrees(got, expected, subset_sums(9, 20))
 
 
+@pytest.mark.emulated
 def test_no_order_of_warps_changes_a_bit():
     rng = np.random.default_rng(10)
     channel = draw_channel(rng, 9).numpy()
@@ -126,6 +146,7 @@ def test_levels_in_global_memory_are_read_in_runs():
     assert stats.load_sectors + stats.store_sectors <= 10 * touched
 
 
+@pytest.mark.emulated
 def test_noisy_float32_output():
     rng = np.random.default_rng(0)
     channel = draw_channel(rng, 5).numpy()
@@ -136,6 +157,7 @@ def test_noisy_float32_output():
         assert_agrees(got, expected, subset_sums(5, 8))
 
 
+@pytest.mark.emulated
 def test_sharp_channel_in_extended_range():
     rng = np.random.default_rng(3)
     keys, values = rng.integers(3, size=(2, 2, 30))
@@ -146,8 +168,10 @@ def test_sharp_channel_in_extended_range():
 
 
 @pytest.mark.parametrize("wide", [False, True], ids=["double", "wide"])
-@pytest.mark.parametrize("inp", [np.float32, np.float64])
-@pytest.mark.parametrize("in_shared", [True, False], ids=["shared", "global"])
+@pytest.mark.parametrize("inp", tiers.mark("emulated", [np.float32, np.float64], (0,)))
+@pytest.mark.parametrize(
+    "in_shared", tiers.mark("emulated", [True, False], (1,)), ids=["shared", "global"]
+)
 def test_channel_gradient(wide, inp, in_shared):
     """Against the native backward, which gradcheck and enumeration have checked."""
     rng = np.random.default_rng(4)
@@ -169,6 +193,7 @@ def test_channel_gradient(wide, inp, in_shared):
     np.testing.assert_allclose(got, expected.numpy(), rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.emulated
 def test_gradient_with_many_high_parts():
     """Against autograd through an enumeration of bijections in float64."""
     rng = np.random.default_rng(12)
@@ -192,6 +217,7 @@ def test_gradient_with_many_high_parts():
 EXTREME = ["powers-8", "zeros-7", "flip-V2-1e-300", "flip-V3-4e-308", "revived"]
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("name", [*EXTREME, "revived beyond a double"])
 def test_extreme_channels(name):
     keys, values, channel = CASES[name]
@@ -234,6 +260,7 @@ def test_faults_are_reported_and_rows_zeroed_as_by_the_native_kernel(name, noisy
         np.testing.assert_allclose(actual, target.numpy(), atol=1e-14)
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
 def test_compiles_without_spills_or_local_memory(arch, tmp_path):
     kernels = usage(SOURCE, arch, tmp_path / "kernels.cubin")

@@ -25,7 +25,7 @@ from bwt.ops import _dispatch
 from bwt.ops.bijection_posterior import NO_FAULT
 from bwt.reference.bijection_posterior import BijectionPosterior
 
-pytestmark = [needs_nvcc, cuda_extension.needs_cpu_torch]
+pytestmark = [pytest.mark.emulated, needs_nvcc, cuda_extension.needs_cpu_torch]
 op = torch.ops.bwt.bijection_posterior
 backward = torch.ops.bwt.bijection_posterior_backward.default
 fresh_device = itertools.count(1)

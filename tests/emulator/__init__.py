@@ -1,1 +1,1 @@
-"""Execution of GPU code without a GPU; README.md says how it is used and what it proves."""
+"""Execution of GPU code without a GPU; README.md describes its use and its limits."""

@@ -3,9 +3,9 @@ machine has."""
 
 import os
 import re
+import shutil
 import subprocess
 import sys
-import tempfile
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +14,8 @@ import torch
 from helpers import ROOT
 from helpers.nvcc import CUOBJDUMP, NVCC
 from torch.utils import cpp_extension
+
+from emulator import building
 
 HERE = ROOT / "tests/emulator/cuda"
 TORCH_LIBRARIES = Path(torch.__file__).parent / "lib"
@@ -29,56 +31,62 @@ def _run(command, **options) -> str:
     return done.stdout
 
 
-def _stub(folder: Path, name: str, source: str, *flags: str) -> Path:
-    """A shared library made of a file in runtime/; nvcc, which knows its headers, calls g++."""
+def _stub(target: Path, source: str, *flags: str) -> None:
+    """Make a shared library of a file in runtime/; nvcc, which knows its headers, calls g++."""
     command = [NVCC, "-x", "c++", "-shared", "-std=c++20", "-O1", "-cudart=none", "-DUSE_CUDA"]
     includes = [f"-I{path}" for path in cpp_extension.include_paths()]
-    linking = ["-Xcompiler=-fPIC", f"-Xlinker=-soname={name}", *flags]
-    target = folder / name
+    linking = ["-Xcompiler=-fPIC", f"-Xlinker=-soname={target.name}", *flags]
     _run([*command, *includes, *linking, "-o", str(target), str(HERE / "runtime" / source)])
-    return target
 
 
 @cache
-def folder() -> tempfile.TemporaryDirectory:
-    """Removed when the process ends."""
-    return tempfile.TemporaryDirectory(prefix="bwt-cuda-")
+def _folder() -> Path:
+    """Return the folder with everything that is built, once for all processes."""
+    sources = (*building.files(ROOT / "csrc"), *building.files(HERE), ROOT / "setup.py")
+    compilers = (building.version(NVCC), building.version(os.environ.get("CXX", "c++")))
+    versions = (sys.version, torch.__version__, str(TORCH_LIBRARIES))
+    return building.built("cuda", (*sources, *compilers, *versions), _build)
 
 
-@cache
-def torch_stubs() -> list[Path]:
-    """The libraries of a CUDA build of torch; the launch code needs nothing of the first."""
-    place = Path(folder().name) / "torch"
-    place.mkdir()
-    return [
-        _stub(place, "libc10_cuda.so", "c10_cuda.cpp"),
-        _stub(place, "libtorch_cuda.so", "torch_cuda.cpp", f"-L{TORCH_LIBRARIES}", "-ltorch_cpu"),
-    ]
+def _build(folder: Path) -> None:
+    stubs = folder / "torch"
+    stubs.mkdir()
+    _stub(stubs / "libc10_cuda.so", "c10_cuda.cpp")
+    _stub(stubs / "libtorch_cuda.so", "torch_cuda.cpp", f"-L{TORCH_LIBRARIES}", "-ltorch_cpu")
 
-
-@cache
-def extension() -> Path:
-    """The built library. PTX is embedded for the executor."""
-    place = Path(folder().name)
-    release = re.search(r"release (\d+\.\d+)", _run([NVCC, "--version"]))[1]
-    stubs = torch_stubs()[0].parent
+    release = re.search(r"release (\d+\.\d+)", building.version(NVCC))[1]
     choices = {"TORCH_CUDA_ARCH_LIST": "8.0+PTX", "LIBRARY_PATH": str(stubs), "MAX_JOBS": "1"}
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("BWT_")}
-    options = [f"--build-lib={place / 'lib'}", f"--build-temp={place / 'temp'}"]
+    options = [f"--build-lib={folder / 'lib'}", f"--build-temp={folder / 'temp'}"]
     command = [sys.executable, str(HERE / "build_extension.py"), release, *options]
     _run(command, cwd=ROOT, env=inherited | choices)
-    (library,) = (place / "lib").glob("bwt/_C_cuda.*so")
+    shutil.rmtree(folder / "temp")
+    (library,) = (folder / "lib").glob("bwt/_C_cuda.*so")
+
+    # The CUDA runtime under the name and symbol version that the extension asks for.
+    name = next(name for name in needed(library) if name.startswith("libcudart."))
+    (folder / "cudart").mkdir()
+    symbol_versions = folder / "versions"
+    symbol_versions.write_text(f"{name} {{ global: *; }};\n")
+    script = f"-Xlinker=--version-script={symbol_versions}"
+    _stub(folder / "cudart" / name, "cudart.cpp", script)
+    (folder / "kernels.ptx").write_text(_run([CUOBJDUMP, "-ptx", str(library)]))
+
+
+def torch_stubs() -> list[Path]:
+    """Return the libraries of a CUDA build of torch; the launch code needs nothing of the first."""
+    return [_folder() / "torch" / name for name in ("libc10_cuda.so", "libtorch_cuda.so")]
+
+
+def extension() -> Path:
+    """Return the built library. PTX is embedded for the executor."""
+    (library,) = (_folder() / "lib").glob("bwt/_C_cuda.*so")
     return library
 
 
-@cache
 def cudart_stub() -> Path:
-    """The CUDA runtime under the name and symbol version that the extension asks for."""
-    name = next(name for name in needed(extension()) if name.startswith("libcudart."))
-    place = Path(folder().name)
-    versions = place / "versions"
-    versions.write_text(f"{name} {{ global: *; }};\n")
-    return _stub(place, name, "cudart.cpp", f"-Xlinker=--version-script={versions}")
+    (library,) = (_folder() / "cudart").iterdir()
+    return library
 
 
 def needed(library: Path) -> list[str]:
@@ -93,6 +101,6 @@ def symbols(library: Path) -> set[str]:
 
 @cache
 def ptx() -> str:
-    """All kernels of the extension."""
-    text = _run([CUOBJDUMP, "-ptx", str(extension())])
+    """Return the PTX of all kernels of the extension."""
+    text = (_folder() / "kernels.ptx").read_text()
     return text[text.index(".version") :]

@@ -5,7 +5,6 @@ import math
 
 import numpy as np
 import pytest
-import scipy.stats
 import torch
 
 from bwt.geometry import clusters, stats
@@ -21,6 +20,8 @@ def normal(*shape):
 
 
 def test_correlations_are_those_of_scipy():
+    import scipy.stats  # takes a second to load
+
     x, y = normal(200), normal(200).round()  # with ties
     y = y + (x > 0)
     assert stats.pearson(x, y) == pytest.approx(scipy.stats.pearsonr(x, y).statistic)

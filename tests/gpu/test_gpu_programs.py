@@ -111,6 +111,7 @@ def test_compiled_training_resumes(compile, tmp_path):
     gpu_programs.resume_is_exact("cuda", tmp_path, compile=compile)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2])
 def test_processes_agree(device, count, tmp_path):
     if device == "cuda" and torch.cuda.device_count() < count:

@@ -6,7 +6,6 @@ import signal
 
 import pytest
 import torch
-import torch._inductor.config
 from helpers.same_runs import same_files
 from helpers.tolerances import training_error
 
@@ -149,6 +148,8 @@ def test_the_command_trains_on_the_gpu_and_resumes_bit_for_bit(tmp_path, capsys,
 @pytest.mark.parametrize("model", MODELS)
 def test_compiled_updates_agree_with_those_that_are_not(model, tmp_path):
     """By Inductor, whose code checks the layout of every result of our ops."""
+    from torch._inductor import config as inductor  # takes seconds to load
+
     choices = {
         "shape_padding": False,  # decided by timing
         "assert_indirect_indexing": False,  # a call that the emulated GPU does not know
@@ -159,7 +160,7 @@ def test_compiled_updates_agree_with_those_that_are_not(model, tmp_path):
     config = configuration("hmm", model)
     losses, gradients = updates(config, "cuda", tmp_path / "eager")
     compiled = dataclasses.replace(config, compile="on")
-    with torch._inductor.config.patch(choices):
+    with inductor.patch(choices):
         found, found_gradients = updates(compiled, "cuda", tmp_path / "compiled")
     bound = training_error(torch.float32)
     torch.testing.assert_close(found, losses, rtol=bound, atol=0)

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 import torch
+from helpers import tiers
 from helpers.gpu_host import CUDA, Watch, backward, on_the_device
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -42,6 +43,8 @@ MODELS = {
     "mlp-position": ("mlp", dict(SMALL, context="position")),
     "mlp-prefix": ("mlp", dict(SMALL, context="prefix")),
 }
+# With features in the tokens, and without.
+DEFAULT = [list(TASKS).index(name) for name in ("hmm-rows-state", "recall")]
 # Faults that may stay. Empty, and to be kept so.
 ALLOWED: set[str] = set()
 
@@ -78,7 +81,7 @@ def small_config(task, model, **settings):
 
 @pytest.mark.filterwarnings("ignore:PyTorch was compiled without cuDNN")
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", tiers.mark("slow", list(TASKS), DEFAULT))
 def test_no_step_waits_for_the_device_or_copies_from_the_host(task, model):
     settings = [("adamw", "fp32"), ("muon", "bf16")]
     if task in ("bijection", "hmm-rows-state"):

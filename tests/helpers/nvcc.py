@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from emulator import building
 
 from helpers import ROOT
 
@@ -28,8 +29,13 @@ def _nvcc(source: Path, *flags: str) -> str:
 
 @cache
 def ptx(source: Path) -> str:
-    """sm_80 PTX, which the executor in tests/emulator/ptx runs."""
-    return _nvcc(source, "-arch=sm_80", "-ptx", "-o", "-")
+    """Return sm_80 PTX, which the emulator executes. One process compiles it for all."""
+
+    def make(folder: Path) -> None:
+        _nvcc(source, "-arch=sm_80", "-ptx", "-o", str(folder / "kernels.ptx"))
+
+    parts = (source, *building.files(ROOT / "csrc"), building.version(NVCC))
+    return (building.built("ptx", parts, make) / "kernels.ptx").read_text()
 
 
 def usage(source: Path, arch: str, cubin: Path) -> dict[str, dict[str, int]]:

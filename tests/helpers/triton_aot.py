@@ -4,16 +4,15 @@ Nothing of Triton is imported here at the top: whether kernels are interpreted i
 they are first imported, so every process settles its environment before that.
 """
 
-import json
 import os
 import pickle
 import re
 import subprocess
 import sys
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Iterable
 from importlib import import_module
-from multiprocessing import get_context
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import torch
@@ -63,8 +62,8 @@ def _serve():
     """The other end of an Interpreter."""
     import traceback
 
-    # What a kernel forgets to write shows as NaN.
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    # What a kernel forgets to write shows as NaN. The public function loads torch._inductor.
+    torch._C._set_deterministic_algorithms(True, warn_only=True)
     torch.set_num_threads(1)
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # prints must not mix with answers
@@ -82,54 +81,30 @@ def _serve():
 
 
 class Compiler:
-    """Compiles in two processes what tests announce, so that it is ready when they ask."""
+    """Examples of kernel modules, each compiled ahead of time when a test first asks for it."""
 
-    def __init__(self, folder):
-        self.folder = str(folder)
-        self.pending: dict[str, Future] = {}
+    def __init__(self, folder: Path):
+        self.folder = folder
         self.records: dict[str, dict] = {}
-        self.pool = ProcessPoolExecutor(
-            2, mp_context=get_context("spawn"), initializer=_prepare, initargs=(self.folder,)
-        )
-
-    def announce(self, module: str, arch: str, **example) -> str:
-        """Start to compile the launches of `module.example_launches(**example)`."""
-        request = json.dumps([module, arch, example], sort_keys=True)
-        if request not in self.pending:
-            self.pending[request] = self.pool.submit(
-                _compile, module, arch, example, f"{self.folder}/{len(self.pending)}"
-            )
-        return request
 
     def get(self, module: str, arch: str, **example) -> dict[str, dict]:
-        """Kernel name -> record of kernels.aot, for one example."""
-        records = self.pending[self.announce(module, arch, **example)].result()
-        self.records |= {key: record for key, record in records.values()}
-        return {name: record for name, (_, record) in records.items()}
+        """Return kernel name -> record of kernels.aot, for one example."""
+        launches = import_module(module).example_launches(arch=arch, **example)
+        return {name: self._build(name, one, arch) for name, one in launches.items()}
 
-    def find(self, wanted, arch: str = "sm_80") -> dict:
-        """The record of a launch."""
-        return self.records[launch_key(wanted, arch)]
+    def find(self, launch, arch: str = "sm_80") -> dict:
+        """Return the record of a launch whose example was compiled."""
+        return self.records[launch_key(launch, arch)]
 
-    def close(self):
-        self.pool.shutdown(cancel_futures=True)
+    def _build(self, name: str, launch, arch: str) -> dict:
+        from bwt.kernels import aot
 
-
-def _prepare(folder):
-    os.environ.pop("TRITON_INTERPRET", None)
-    os.environ["TRITON_CACHE_DIR"] = f"{folder}/cache"
-
-
-def _compile(module, arch, example, out):
-    from bwt.kernels import aot
-
-    only = example.pop("only", None)
-    launches = import_module(module).example_launches(arch=arch, **example)
-    return {
-        name: (launch_key(one, arch), aot.build(name, one, arch, out))
-        for name, one in launches.items()
-        if only is None or name in only
-    }
+        key = launch_key(launch, arch)
+        if key not in self.records:
+            with mock.patch.dict(os.environ, TRITON_CACHE_DIR=str(self.folder / "cache")):
+                out = str(self.folder / str(len(self.records)))
+                self.records[key] = aot.build(name, launch, arch, out)
+        return self.records[key]
 
 
 class _NoDriver:
@@ -219,6 +194,17 @@ def emulator(compiler: Compiler, monkeypatch, module: str, arch: str = "sm_80"):
         return getattr(import_module(module), function)(*args, **options)
 
     return call, stats
+
+
+def kernels(launches: Iterable) -> set[str]:
+    """Return the names of the kernel functions of some launches."""
+    return {launch.kernel.__name__ for launch in launches}
+
+
+def kernels_of_examples(module: str, examples: Iterable[dict]) -> set[str]:
+    """Return the names of the kernel functions that some examples launch on an sm_80."""
+    make = import_module(module).example_launches
+    return set().union(*(kernels(make(arch="sm_80", **each).values()) for each in examples))
 
 
 def assert_within_budget(records: dict[str, dict], budgets: dict[str, tuple], op: str, arch: str):

@@ -62,6 +62,7 @@ def test_a_kernel_that_does_not_compile_is_a_record_and_not_the_end():
     assert record == {"name": "nonsense", "arch": "sm_80", "failure": "KeyError: 'nonsense'"}
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("arch", configs.ARCHITECTURES)
 def test_a_sample_of_all_forms_is_without_a_fault(arch):
     """A few of each architecture, other ones each; `make check-kernels` compiles all."""

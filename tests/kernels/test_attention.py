@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import triton_aot
+from helpers import tiers, triton_aot
 from helpers.attention_triton import (
     BACKWARD,
     FORWARD,
@@ -49,7 +49,7 @@ SHAPES += [(1, 3, 20, 30, 16), (1, 2, 93, 100, 20), (1, 1, 160, 160, 32), (1, 1,
 SHAPES += [(1, 1, 1, 300, 64), (1, 2, 93, 300, 20), (1, 1, 270, 270, 16)]
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=show)
+@pytest.mark.parametrize("shape", tiers.mark("slow", SHAPES, default=(1, 2, 4, 8)), ids=show)
 @pytest.mark.parametrize("mode", ["fp64", "fp32", "tf32", "fp16", "bf16"])
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
 def test_values(call, mode, shape, causal):
@@ -144,17 +144,8 @@ EXECUTED += [("tf32", (1, 1, 33, 270, 32)), ("fp32", (1, 1, 20, 270, 16))]
 # In one tile, and block by block.
 EXECUTED_LATER = [("fp16", (1, 2, 7, 9, 32), "sm_90"), ("bf16", (1, 1, 37, 70, 64), "sm_90")]
 EXECUTED_LATER += [("tf32", (1, 1, 20, 39, 32), "sm_90"), ("fp32", (1, 1, 33, 39, 16), "sm_90")]
-
-
-@pytest.fixture(scope="session")
-def compiler(tmp_path_factory):
-    made = triton_aot.Compiler(tmp_path_factory.mktemp("aot"))
-    for mode, shape in EXECUTED:
-        made.announce(MODULE, "sm_80", **example(mode, shape))
-    for mode, shape, arch in (*EXECUTED_LATER, *COMPILED):
-        made.announce(MODULE, arch, **example(mode, shape))
-    yield made
-    made.close()
+# In one tile, and backwards in blocks; test_attention_captures streams.
+DEFAULT = (1, 2)
 
 
 @pytest.fixture
@@ -177,7 +168,17 @@ def limits(mode, shape, name):
     return stored, loaded, 1.4 if "stream" in name else 1.05
 
 
-@pytest.mark.parametrize("mode,shape", EXECUTED, ids=show)
+def test_every_kernel_is_executed_by_default():
+    from bwt.kernels import aot
+
+    executed = triton_aot.kernels_of_examples(MODULE, [example(*EXECUTED[i]) for i in DEFAULT])
+    known = triton_aot.kernels(aot.specialisations("attention", "sm_80").values())
+    assert executed == {name for name in known if "stream_" not in name or "offset" in name}
+
+
+@pytest.mark.parametrize(
+    "mode,shape", tiers.mark("emulated", EXECUTED, DEFAULT, unpack=True), ids=show
+)
 def test_ptx(compiler, emulate, mode, shape):
     call, stats = emulate
     records = compiler.get(MODULE, "sm_80", **example(mode, shape))
@@ -192,6 +193,7 @@ def test_ptx(compiler, emulate, mode, shape):
         assert found.shared_wavefronts <= shared * found.shared_wavefronts_ideal, name
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("mode,shape,arch", EXECUTED_LATER, ids=show)
 def test_ptx_of_short_sequences_on_hopper(compiler, monkeypatch, mode, shape, arch):
     call, stats = triton_aot.emulator(compiler, monkeypatch, MODULE, arch)
@@ -203,6 +205,7 @@ def test_ptx_of_short_sequences_on_hopper(compiler, monkeypatch, mode, shape, ar
 PACKED = ("fp16", (3, 3, 7, 9, 16))
 
 
+@pytest.mark.emulated
 def test_ptx_of_heads_that_share_a_tile(tmp_path, monkeypatch):
     """A form that no entry has, and `bwt tune` may choose."""
     from bwt.kernels import aot, attention, configs
@@ -230,6 +233,7 @@ def test_ptx_does_not_depend_on_the_order_of_warps(compiler, emulate):
     assert all(torch.equal(value, second[name]) for name, value in first.items())
 
 
+@pytest.mark.emulated
 def test_a_call_compiles_to_what_is_compiled_ahead_of_time(compiler):
     """One head and one query become constants in both."""
     chosen = example(*ONE_HEAD_ONE_QUERY)
@@ -265,6 +269,7 @@ SHIPPED = {
 COMPILED = [(mode, shape, arch) for arch in ARCHITECTURES for mode, shape in SHIPPED]
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("mode,shape,arch", COMPILED, ids=show)
 def test_compiled_code_stays_within_budget(compiler, mode, shape, arch):
     records = compiler.get(MODULE, arch, **example(mode, shape))
@@ -306,6 +311,7 @@ def test_short_sequences_stay_on_instructions_that_tests_execute():
             assert executed, (kernel, mode, head_size, arch, config)
 
 
+@pytest.mark.emulated
 def test_aot_command(tmp_path):
     pattern = "attention_short_forward.fp16.D16.S16.plain"
     done = triton_aot.run_python(

@@ -56,17 +56,9 @@ def test_queries_of_nan(call, shape, planted):
 EXECUTED = [(1, 1, 33, 39, 32), (1, 1, 20, 270, 16)]
 
 
-@pytest.fixture(scope="session")
-def blind_compiler(tmp_path_factory):
-    made = triton_aot.Compiler(tmp_path_factory.mktemp("blind"))
-    for shape in EXECUTED:
-        made.announce(MODULE, "sm_80", **example("fp32", shape))
-    yield made
-    made.close()
-
-
+@pytest.mark.emulated
 @pytest.mark.parametrize("shape", EXECUTED, ids=show)
-def test_ptx(blind_compiler, monkeypatch, shape):
-    call, _ = triton_aot.emulator(blind_compiler, monkeypatch, MODULE)
-    blind_compiler.get(MODULE, "sm_80", **example("fp32", shape))
+def test_ptx(compiler, monkeypatch, shape):
+    call, _ = triton_aot.emulator(compiler, monkeypatch, MODULE)
+    compiler.get(MODULE, "sm_80", **example("fp32", shape))
     check_blind_rows(call, shape)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from helpers import triton_aot
+from helpers import tiers, triton_aot
 from helpers.attention_triton import BACKWARD, MODULE, draw, example, reference, show
 from helpers.triton_aot import DTYPES
 
@@ -176,13 +176,15 @@ def compiled(case):
     )
 
 
-@pytest.fixture(scope="session")
-def compiler(tmp_path_factory):
-    made = triton_aot.Compiler(tmp_path_factory.mktemp("aot"))
-    for case in EXECUTED:
-        made.announce(MODULE, "sm_80", **compiled(case))
-    yield made
-    made.close()
+STREAMED = len(EXECUTED) - 1
+
+
+def test_streaming_kernels_are_executed_by_default():
+    from bwt.kernels import aot
+
+    executed = triton_aot.kernels_of_examples(MODULE, [compiled(EXECUTED[STREAMED])])
+    known = triton_aot.kernels(aot.specialisations("attention", "sm_80").values())
+    assert executed == {name for name in known if "stream_" in name}
 
 
 @pytest.fixture
@@ -190,7 +192,7 @@ def emulate(compiler, monkeypatch):
     return triton_aot.emulator(compiler, monkeypatch, MODULE)
 
 
-@pytest.mark.parametrize("case", EXECUTED, ids=str)
+@pytest.mark.parametrize("case", tiers.mark("emulated", EXECUTED, (STREAMED,)), ids=str)
 def test_ptx(compiler, emulate, case):
     call, stats = emulate
     records = compiler.get(MODULE, "sm_80", **compiled(case))

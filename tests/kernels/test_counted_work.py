@@ -20,6 +20,7 @@ def test_every_case_was_counted():
     assert recorded >= {(case.op, case.shape, case.mode) for case in counted_work.CASES}
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("case", CASES)
 def test_work_has_not_grown(case, tmp_path):
     recorded = {work.label: work._asdict() for work in roofline.counted()}

@@ -4,6 +4,7 @@ float64."""
 import numpy as np
 import pytest
 import torch
+from helpers import tiers
 from helpers.hmm_exact import exact, slopes
 from helpers.hmm_triton import (
     DTYPES,
@@ -50,7 +51,7 @@ VALUES = [
 ]
 
 
-@cases(*VALUES)
+@cases(*tiers.mark("slow", VALUES, (0, 1, 2, 7)))
 def test_values(call, case):
     check(call, "fp32", case)
 

@@ -2,11 +2,17 @@
 NumPy in float64, and they are compiled for every architecture that is shipped."""
 
 import pytest
+from helpers import tiers
 from helpers.hmm_triton import DTYPES, MODULE, SHARED, Case, check, check_halves
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from helpers.triton_aot import Compiler, assert_within_budget, execute  # noqa: E402
+from helpers.triton_aot import (  # noqa: E402
+    assert_within_budget,
+    execute,
+    kernels,
+    kernels_of_examples,
+)
 
 EXECUTED = [
     ("fp32", Case("rows", 5, 3, 5, 6)),
@@ -22,7 +28,7 @@ EXECUTED = [
     ("fp16", Case("chunks", 2, 9, 5, 4, SHARED)),
     ("bf16", Case("dot", 3, 3, 20, 4, SHARED)),
 ]
-
+DEFAULT = (0, 5, 7)  # one of each path
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "gfx942")
 # A sample; `python -m bwt.kernels.aot --op hmm_filter` compiles every entry of the table.
@@ -72,35 +78,35 @@ def example(mode, case):
     return {"mode": mode} | dict(zip(names, case, strict=True))
 
 
-@pytest.fixture(scope="session")
-def hmm_compiler(tmp_path_factory):
-    made = Compiler(tmp_path_factory.mktemp("hmm_aot"))
-    for mode, case in EXECUTED:
-        made.announce(MODULE, "sm_80", **example(mode, case))
-    for mode, case, arch in COMPILED:
-        made.announce(MODULE, arch, **example(mode, case))
-    yield made
-    made.close()
-
-
 @pytest.fixture
-def emulate(hmm_compiler, monkeypatch):
+def emulate(compiler, monkeypatch):
     """(call, stats by label): launchers whose kernels run as PTX."""
     from bwt.kernels import configs, hmm_filter
 
     stats = {}
 
     def run(self, device):
-        stats[hmm_filter.label(self)] = execute(hmm_compiler.find(self), self)
+        stats[hmm_filter.label(self)] = execute(compiler.find(self), self)
 
     monkeypatch.setattr(configs.Launch, "run", run)
     return lambda name, *args, **options: getattr(hmm_filter, name)(*args, **options), stats
 
 
-@pytest.mark.parametrize("mode,case", EXECUTED, ids=form_ids(EXECUTED))
-def test_ptx(hmm_compiler, emulate, mode, case):
+def test_every_kernel_is_executed_by_default():
+    from bwt.kernels import aot
+
+    executed = kernels_of_examples(MODULE, [example(*EXECUTED[i]) for i in DEFAULT])
+    assert executed == kernels(aot.specialisations("hmm_filter", "sm_80").values())
+
+
+@pytest.mark.parametrize(
+    "mode,case",
+    tiers.mark("emulated", EXECUTED, DEFAULT, unpack=True),
+    ids=form_ids(EXECUTED),
+)
+def test_ptx(compiler, emulate, mode, case):
     call, stats = emulate
-    records = hmm_compiler.get(MODULE, "sm_80", **example(mode, case))
+    records = compiler.get(MODULE, "sm_80", **example(mode, case))
     (check if mode in ("fp32", "fp64") else check_halves)(call, mode, case)
     assert stats.keys() == records.keys()
     for name, found in stats.items():
@@ -110,9 +116,10 @@ def test_ptx(hmm_compiler, emulate, mode, case):
         assert found.store_sectors <= worst * found.store_sectors_ideal, name
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("mode,case,arch", COMPILED, ids=form_ids(COMPILED))
-def test_compiled_code_stays_within_budget(hmm_compiler, mode, case, arch):
-    records = hmm_compiler.get(MODULE, arch, **example(mode, case))
+def test_compiled_code_stays_within_budget(compiler, mode, case, arch):
+    records = compiler.get(MODULE, arch, **example(mode, case))
     assert_within_budget(records, SHIPPED[mode, case], "hmm_filter", arch)
 
 

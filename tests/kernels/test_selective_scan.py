@@ -4,6 +4,7 @@ code within budgets, and as executed sm_80 PTX, against NumPy in float64."""
 import numpy as np
 import pytest
 import torch
+from helpers import tiers
 from helpers.scan_inputs import (
     HALVES,
     assert_close,
@@ -19,7 +20,12 @@ from bwt import reference
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from helpers.triton_aot import Compiler, assert_within_budget, emulator  # noqa: E402
+from helpers.triton_aot import (  # noqa: E402
+    assert_within_budget,
+    emulator,
+    kernels,
+    kernels_of_examples,
+)
 
 MODULE = "bwt.kernels.selective_scan"
 DTYPES = {
@@ -227,22 +233,20 @@ def example(mode, shape, **options):
     return {"mode": mode, **dict(zip(names, shape, strict=True)), **options}
 
 
-@pytest.fixture(scope="session")
-def scan_compiler(tmp_path_factory):
-    made = Compiler(tmp_path_factory.mktemp("scan_aot"))
-    for mode, shape, options in EXECUTED:
-        made.announce(MODULE, "sm_80", **example(mode, shape, **options))
-    made.announce(MODULE, "sm_80", **example("fp32", ONCE))
-    for mode, states, arch in COMPILED:
-        made.announce(MODULE, arch, **example(mode, (64, 4096, 512, states)))
-    yield made
-    made.close()
+def test_every_kernel_is_executed_by_default():
+    from bwt.kernels import aot
+
+    mode, shape, options = EXECUTED[0]
+    executed = kernels_of_examples(MODULE, [example(mode, shape, **options)])
+    assert executed == kernels(aot.specialisations("selective_scan", "sm_80").values())
 
 
-@pytest.mark.parametrize("mode,shape,options", EXECUTED, ids=str)
-def test_ptx(scan_compiler, monkeypatch, mode, shape, options):
-    run, stats = emulator(scan_compiler, monkeypatch, MODULE)
-    records = scan_compiler.get(MODULE, "sm_80", **example(mode, shape, **options))
+@pytest.mark.parametrize(
+    "mode,shape,options", tiers.mark("emulated", EXECUTED, (0,), unpack=True), ids=str
+)
+def test_ptx(compiler, monkeypatch, mode, shape, options):
+    run, stats = emulator(compiler, monkeypatch, MODULE)
+    records = compiler.get(MODULE, "sm_80", **example(mode, shape, **options))
     softplus = options.get("softplus", True)
     drawn = {"skip": options.get("skip", True), "models": options.get("models"), "dense": True}
     tensors = draw(*shape, DTYPES[mode], softplus=softplus, **drawn)
@@ -252,11 +256,12 @@ def test_ptx(scan_compiler, monkeypatch, mode, shape, options):
         assert record["stack"] == record["spills"] == 0, name
 
 
-def test_each_input_is_read_once_in_a_pass(scan_compiler, monkeypatch):
+@pytest.mark.emulated
+def test_each_input_is_read_once_in_a_pass(compiler, monkeypatch):
     """Counted in sectors of 32 bytes, for a whole block of channels."""
     B, L, E, N = ONCE
-    run, stats = emulator(scan_compiler, monkeypatch, MODULE)
-    scan_compiler.get(MODULE, "sm_80", **example("fp32", ONCE))
+    run, stats = emulator(compiler, monkeypatch, MODULE)
+    compiler.get(MODULE, "sm_80", **example("fp32", ONCE))
     check(run, draw(*ONCE, torch.float32, dense=True))
     rows, states = B * L * E, B * N * E
     # Of D there are fewer numbers than threads, and four warps load them.
@@ -268,9 +273,10 @@ def test_each_input_is_read_once_in_a_pass(scan_compiler, monkeypatch):
         assert counted.store_sectors == counted.store_sectors_ideal
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("mode,states,arch", COMPILED)
-def test_compiled_code_stays_within_budget(scan_compiler, mode, states, arch):
-    records = scan_compiler.get(MODULE, arch, **example(mode, (64, 4096, 512, states)))
+def test_compiled_code_stays_within_budget(compiler, mode, states, arch):
+    records = compiler.get(MODULE, arch, **example(mode, (64, 4096, 512, states)))
     assert_within_budget(records, BUDGETS[mode, states], "selective_scan", arch)
 
 

@@ -17,6 +17,7 @@ def same_threads():
     torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(fuzz_cases.KINDS))
 def test_a_few_of_each_kind(kind):
     for seed in range(COUNTS.get(kind, 60)):

@@ -259,8 +259,9 @@ def test_a_sequence_in_two_parts():
     torch.testing.assert_close(whole.log_likelihood, first.log_likelihood + second.log_likelihood)
 
 
+@pytest.mark.slow
 def test_hmmlearn_agrees():
-    hmm = pytest.importorskip("hmmlearn.hmm", reason="a test extra")
+    hmm = pytest.importorskip("hmmlearn.hmm", reason="a witness extra")
     y, initial, transition, emission = draw(4, 60, 5, 6, own=SHARED)
     model = hmm.CategoricalHMM(n_components=5, n_features=6)
     model.startprob_, model.transmat_, model.emissionprob_ = arrays([initial, transition, emission])
@@ -272,8 +273,9 @@ def test_hmmlearn_agrees():
         np.testing.assert_allclose(smooth.smoothed[b], posteriors, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_dynamax_agrees():
-    inference = pytest.importorskip("dynamax.hidden_markov_model", reason="a test extra")
+    inference = pytest.importorskip("dynamax.hidden_markov_model", reason="a witness extra")
     y, initial, transition, emission = draw(1, 60, 5, 6, own=SHARED)
     likelihoods = np.log(emission.numpy()[:, y[0].numpy()].T)
     found = inference.hmm_filter(initial.numpy(), transition.numpy(), likelihoods)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from helpers import tiers
 from helpers.hmm_exact import exact, slopes
 from helpers.hmm_extremes import cases, certain_coins, coins, never_entered, there_and_back, widened
 from helpers.tolerances import hmm_relative_error
@@ -34,8 +35,8 @@ def assert_close(name, got, want, dtype, bound):
         np.testing.assert_allclose(row, want, rtol=bound, atol=tiny * bound, err_msg=name)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("states", [None, 12])
+@pytest.mark.parametrize("backend", tiers.mark("slow", BACKENDS, (0,)))
+@pytest.mark.parametrize("states", tiers.mark("slow", [None, 12], (0,)))
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", NAMES)
 def test_values(name, dtype, states, backend):
@@ -86,7 +87,7 @@ def gradient_case(name, dtype):
 
 
 @pytest.mark.parametrize("incoming", ["log_likelihood", "all"])
-@pytest.mark.parametrize("states", [None, 9])
+@pytest.mark.parametrize("states", tiers.mark("slow", [None, 9], (0,)))
 @pytest.mark.parametrize("name", GRADIENT_NAMES)
 def test_gradients(name, states, incoming):
     check_gradients(name, states, incoming, torch.float32, "native")

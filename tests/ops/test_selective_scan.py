@@ -282,6 +282,7 @@ def test_nothing_is_saved_without_gradient():
         torch.ops.bwt.selective_scan(*tensors, None, True, 17, False)
 
 
+@pytest.mark.slow
 def test_mambapy_agrees():
     """Another public implementation: a Blelloch scan in torch with a gradient of its own."""
     mambapy = pytest.importorskip("mambapy.mamba", reason="a witness extra")

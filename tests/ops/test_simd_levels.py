@@ -28,6 +28,7 @@ CHOSEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["baseline", "avx2", "avx512"])
 def test_every_level_of_this_machine(level):
     if importlib.import_module("bwt._C").simd() == level:

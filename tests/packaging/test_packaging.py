@@ -61,6 +61,7 @@ def sdist(source, tmp_path_factory):
     return path
 
 
+@pytest.mark.build
 def test_the_source_distribution_is_whole(source, sdist):
     """Made where CUDA is not: all sources of the CUDA extension, the kernels and the tests."""
     with tarfile.open(sdist) as archive:
@@ -103,6 +104,7 @@ def wheel(sdist, tmp_path_factory):
     return path
 
 
+@pytest.mark.build
 def test_a_wheel_from_the_source_distribution(wheel, tmp_path):
     """Everything under bwt/, the Triton kernels as bwt.kernels, abi3, stripped, and nothing in it
     tells where it was built."""
@@ -145,6 +147,7 @@ def installed(wheel, tmp_path_factory):
     return run
 
 
+@pytest.mark.build
 def test_the_wheel_works_outside_the_checkout(installed):
     site = installed.folder / "site"
     assert (site / "bwt/py.typed").exists() and not (site / "kernels").exists()

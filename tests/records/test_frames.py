@@ -36,8 +36,9 @@ def test_without_pandas_it_says_what_to_install(monkeypatch, tmp_path):
             make()
 
 
+@pytest.mark.slow
 def test_an_evaluation_has_a_row_for_each_predictor():
-    pytest.importorskip("pandas")
+    pytest.importorskip("pandas", reason="a notebook extra")
     found = evaluation()
     table = found.to_dataframe().set_index("predictor")
     assert list(table.index) == ["model", "exact", *found.floors]
@@ -47,8 +48,9 @@ def test_an_evaluation_has_a_row_for_each_predictor():
     assert table.loc["uniform", "kl"] == table.loc["model", "kl"] > 0
 
 
+@pytest.mark.slow
 def test_and_for_each_position():
-    pytest.importorskip("pandas")
+    pytest.importorskip("pandas", reason="a notebook extra")
     found = evaluation()
     table = found.to_dataframe(per_position=True)
     assert len(table) == 3 * (2 + len(found.floors))
@@ -57,8 +59,9 @@ def test_and_for_each_position():
     assert model.kl.tolist() == found.model.per_position["kl"].mean
 
 
+@pytest.mark.slow
 def test_metrics_of_a_run(tmp_path):
-    pytest.importorskip("pandas")
+    pytest.importorskip("pandas", reason="a notebook extra")
     run = RunDirectory(tmp_path)
     run.append_metrics(MetricsRow(1, 0.5, 64, 2.0, 1.0))
     run.append_metrics(MetricsRow(2, 1.0, 128, 1.5, 0.5, evaluation={"kl": 0.25}))
@@ -68,8 +71,9 @@ def test_metrics_of_a_run(tmp_path):
     assert table["evaluation.kl"][1] == 0.25
 
 
+@pytest.mark.slow
 def test_records_of_any_kind():
-    pytest.importorskip("pandas")
+    pytest.importorskip("pandas", reason="a notebook extra")
     rows = [KeyEdit("alike", 0, Estimate(0.5, 0.1), Estimate(0.25, None))]
     (row,) = to_dataframe(rows).to_dict("records")
     assert row["edit"] == "alike" and row["layer"] == 0

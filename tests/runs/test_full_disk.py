@@ -199,6 +199,7 @@ mount -o remount,size=10m "$1"
 """
 
 
+@pytest.mark.slow
 def test_on_a_disk_that_is_really_full(tmp_path):
     space = ["unshare", "--map-root-user", "--mount"]
     mount = ["sh", "-c", 'mount -t tmpfs none "$1"', "sh", tmp_path]

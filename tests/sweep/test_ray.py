@@ -16,13 +16,18 @@ from bwt.runs.directory import RunDirectory
 from bwt.sweep.cells import make_cell
 from bwt.sweep.sweep import Sweep
 
-ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'bwt[ray]'")
+pytestmark = pytest.mark.slow
 
 FIELDS = {"num_symbols": 4, "steps": 1500, "eval_sequences": 32, "batch_size": 4}
 
 
+@pytest.fixture(autouse=True)
+def ray():
+    return pytest.importorskip("ray", reason="a ray extra")
+
+
 @pytest.fixture
-def cluster(monkeypatch):
+def cluster(ray, monkeypatch):
     from ray.cluster_utils import Cluster
 
     monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")

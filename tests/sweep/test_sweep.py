@@ -158,6 +158,7 @@ FLAGS = [
 ]
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_all_cells_and_the_same_command_continues(tmp_path, capsys):
     """Through real processes: interrupted in the middle, then finished."""
     grid_words = ["sweep", "bijection", "--model", "mlp", "--out", str(tmp_path), "--seed", "0"]

@@ -6,7 +6,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from scipy.stats import kstest
 
 from bwt import tasks
 from bwt.tasks.hmm import draw_outcomes, draw_states, on_grid
@@ -161,6 +160,8 @@ def test_sizes():
 
 def test_rows_are_flat_dirichlet():
     """An entry of Dirichlet(1, ..., 1) over n outcomes is Beta(1, n - 1)."""
+    from scipy.stats import kstest  # takes a second to load
+
     task = tasks.get("hmm", num_states=4, num_symbols=6)
     _, _, transition, emission = task.parameters(draw(task, 4000))
     for rows, n in ((transition, 4), (emission, 6)):

@@ -63,6 +63,7 @@ def test_two_processes_equal_one_that_draws_from_both_streams(two, tmp_path, mon
     assert one.read_metrics()[-1].sequences == run.read_metrics()[-1].sequences == 128
 
 
+@pytest.mark.slow
 def test_two_processes_stop_together_and_resume_without_a_difference(two, tmp_path):
     whole, _ = two
     words = [ROOT / "tests/helpers/interrupted.py", 1, 4, *TWO, "--out", "run"]
@@ -79,6 +80,7 @@ def test_two_processes_stop_together_and_resume_without_a_difference(two, tmp_pa
     same_files(whole, run)
 
 
+@pytest.mark.slow
 def test_two_processes_freeze_the_same(two, tmp_path):
     free, _ = two
     frozen = ["--freeze", "routing", "--freeze-at", "4"]
@@ -93,6 +95,7 @@ def test_two_processes_freeze_the_same(two, tmp_path):
     assert not torch.equal(before[:32], without[:32])
 
 
+@pytest.mark.slow
 def test_two_processes_diverge_together(tmp_path):
     words = [ROOT / "tests/helpers/spoiled.py", 1, 5, *TWO, "--out", "run"]
     done = torchrun(tmp_path, *words)

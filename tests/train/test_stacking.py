@@ -179,6 +179,7 @@ SWEEP = ["sweep", "bijection", "--preset", "quick", "--num-symbols", "4", "--ste
 SWEEP += ["--batch-size", "8", "--evaluations", "2", "--eval-sequences", "16", "--width", "16"]
 
 
+@pytest.mark.slow
 def test_a_sweep_stacks_what_is_alike(tmp_path, capsys):
     words = [*SWEEP, "--seed", "0", "1", "2", "--lr", "0.001", "1e30", "--layers", "1", "2"]
     words += ["--optimizer", "adamw", "--clip", "0", "--out", str(tmp_path), "--stack", "4"]

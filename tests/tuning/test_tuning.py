@@ -139,6 +139,7 @@ def test_what_is_wrong_or_does_not_compile_is_reported_and_not_timed(
     assert warps == 4
 
 
+@pytest.mark.slow
 def test_a_candidate_at_fault_is_skipped(interpreter, tmp_path):
     """Backward starts from 8 warps; 4 are at fault though the clock would prefer them."""
     key = ("selective_scan", "backward", "fp32", 4)
@@ -150,6 +151,7 @@ def test_a_candidate_at_fault_is_skipped(interpreter, tmp_path):
     assert warps == 8
 
 
+@pytest.mark.slow
 def test_the_command_itself(interpreter, tmp_path):
     """With a device, its clock and its name pretended, and one entry."""
     code, text, table = interpreter.call(TUNER, "command", str(tmp_path), SCAN)
@@ -159,6 +161,7 @@ def test_the_command_itself(interpreter, tmp_path):
     assert json.loads(table)["entries"][0]["op"] == "selective_scan"
 
 
+@pytest.mark.slow
 def test_a_dry_run_keeps_nothing(interpreter, tmp_path):
     code, text, table = interpreter.call(
         TUNER, "command", str(tmp_path), SCAN, "--dry-run", "--json"

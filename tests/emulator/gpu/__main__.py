@@ -5,9 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import device
+TESTS = Path(__file__).parents[2]
+sys.path.insert(0, str(TESTS))
 
-TESTS = Path(__file__).parent.parent
+from emulator.gpu import device  # noqa: E402
+
 PYTEST = [sys.executable, "-P", "-m", "pytest", "-p", "emulator.gpu.plugin", "-m", "gpu"]
 
 

@@ -2,7 +2,6 @@
 is first asked, and must find this device then."""
 
 import ctypes
-import hashlib
 import importlib.util
 import os
 import runpy
@@ -12,9 +11,10 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from emulator import building
+
 HERE = Path(__file__).parent
 TORCH = Path(importlib.util.find_spec("torch").origin).parent
-BUILT = HERE.parents[2] / "build/emulator"
 
 
 class Counts(NamedTuple):
@@ -35,21 +35,16 @@ def torch_is_for_gpus() -> bool:
 
 def build(source: str, library: str, flags: list[str]) -> Path:
     """The shared library of a source file, compiled where that, headers, flags or torch changed."""
-    parts = (
-        (HERE / source).read_bytes(),
-        *(path.read_bytes() for path in sorted(HERE.glob("*.h"))),
-        (TORCH / "version.py").read_bytes(),
-        repr(flags).encode(),
-    )
-    folder = BUILT / hashlib.sha256(b"".join(parts)).hexdigest()[:16]
-    if not (folder / library).exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        made = folder / f"{library}.{os.getpid()}"
-        compiler = [os.environ.get("CXX", "g++"), "-O1", "-std=c++20", "-shared", "-fPIC"]
-        command = [*compiler, str(HERE / source), "-o", str(made), f"-Wl,-soname,{library}", *flags]
-        subprocess.check_call(command)
-        made.replace(folder / library)
-    return folder / library
+    compiler = os.environ.get("CXX", "g++")
+    headers = sorted(HERE.glob("*.h"))
+    parts = (HERE / source, *headers, TORCH / "version.py", building.version(compiler), repr(flags))
+
+    def make(folder: Path) -> None:
+        command = [compiler, "-O1", "-std=c++20", "-shared", "-fPIC", str(HERE / source)]
+        output = ["-o", str(folder / library), f"-Wl,-soname,{library}"]
+        subprocess.check_call([*command, *output, *flags])
+
+    return building.built(Path(library).stem, parts, make) / library
 
 
 def torch_flags() -> list[str]:

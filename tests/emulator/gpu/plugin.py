@@ -30,8 +30,9 @@ def pytest_configure(config):
         config.addinivalue_line("filterwarnings", "error:.*runs in plain torch:RuntimeWarning")
 
 
-def pytest_sessionfinish(session, exitstatus):
-    session.config.status = int(exitstatus)
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session):
+    session.config.status = int(session.exitstatus)
 
 
 @pytest.hookimpl(trylast=True)
