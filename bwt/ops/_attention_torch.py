@@ -46,13 +46,15 @@ def _captured(captures, rows):
     top_k = max(captures.top_k, int(captures.peak))
     positions = counted = None
     if top_k:
-        order = scores.detach().sort(dim=-1, descending=True, stable=True).indices[..., :top_k]
-        counted = scores.detach().gather(-1, order) != -math.inf
+        order = scores.sort(dim=-1, descending=True, stable=True).indices
+        order = order.narrow(-1, 0, min(top_k, order.shape[-1]))
+        counted = scores.gather(-1, order) != -math.inf
         positions = order.masked_fill(~counted, -1)
     max_logit = None
     if captures.peak:
         blind = ~counted[..., 0]
-        max_logit = scores.masked_fill(blind[..., None], 0.0).gather(-1, order[..., :1])[..., 0]
+        first = order.narrow(-1, 0, 1)
+        max_logit = scores.masked_fill(blind[..., None], 0.0).gather(-1, first)[..., 0]
         max_logit = torch.where(lse.isnan(), lse, max_logit.masked_fill(blind, -math.inf))
     top_weights = None
     if captures.top_k:
@@ -166,9 +168,10 @@ def _fill_hidden(x: Tensor, stairs: str, value: float) -> Tensor:
 
 def _spoilt(x: Tensor, rows: int, stairs: str) -> Tensor:
     """[..., rows, D]: NaN where a row sees a number of x that is not finite, 0 elsewhere."""
-    zero = x.detach() * 0
+    zero = torch.zeros_like(x).masked_fill(~x.isfinite(), math.nan)
     if stairs == BY_QUERY:
-        return zero.cumsum(-2)[..., x.shape[-2] - rows :, :]
+        # Indexing makes an alias of a whole range, and vectorized jacobians have no rule for it.
+        return zero.cumsum(-2).narrow(-2, x.shape[-2] - rows, rows)
     later = zero.flip(-2).cumsum(-2).flip(-2)
-    seen_by_all = later[..., :1, :].expand(*x.shape[:-2], rows - x.shape[-2], x.shape[-1])
+    seen_by_all = later.narrow(-2, 0, 1).expand(*x.shape[:-2], rows - x.shape[-2], x.shape[-1])
     return torch.cat((seen_by_all, later), -2)

@@ -83,6 +83,12 @@ class Scaled(NamedTuple):
     def at(self, *index) -> "Scaled":
         return Scaled(self.mantissa[index], self.exponent[index])
 
+    def take(self, dim: int, index: Tensor) -> "Scaled":
+        """As indexing, whose derivative has no rule for Hessians by vmap."""
+        return Scaled(
+            *(x.index_select(dim, index.flatten()).unflatten(dim, index.shape) for x in self)
+        )
+
 
 BELOW_ALL = -(1 << 40)  # no product of likelihoods is so small
 NEVER = -(1 << 60)
@@ -119,11 +125,12 @@ def _noisy(keys: Tensor, values: Tensor, num_symbols: int, channel: Tensor):
     symbols = torch.arange(num_symbols, device=keys.device)
     likelihood = _scaled(channel.new_ones((batch, num_symbols, num_symbols)))  # [B, key, V]
     seen = torch.zeros((batch, num_symbols), dtype=torch.bool, device=keys.device)
-    observed = _scaled(channel.t()).at(values)  # [B, K, V]
+    observed = _scaled(channel.t()).take(0, values)  # [B, K, V]
     for t in range(length):
         own = keys[:, t, None] == symbols
         weight = _subset_weights(likelihood, seen & ~own, num_symbols)
-        mine = likelihood.at(torch.arange(batch, device=keys.device), keys[:, t])
+        places = keys[:, t, None, None].expand(-1, 1, num_symbols)
+        mine = Scaled(*(x.gather(1, places).squeeze(1) for x in likelihood))
         row = _product(mine, _without_each(weight, num_symbols))
         posterior, log_p = _normalise(row, observed.at(slice(None), t))
         rows.append(posterior)
@@ -160,7 +167,7 @@ def _subset_weights(likelihood: Scaled, used: Tensor, num_symbols: int) -> Scale
     weight = _scaled((subsets == 0).to(likelihood.mantissa).expand(len(used), -1))
     nothing = Scaled(weight.mantissa.new_zeros(()), subsets.new_tensor(BELOW_ALL))
     for key in range(num_symbols):
-        parts = weight.at(slice(None), smaller)  # [B, V, 2^V]
+        parts = weight.take(1, smaller)  # [B, V, 2^V]
         parts = _where(contains, parts, nothing)
         grown = _sum(_product(parts, likelihood.at(slice(None), key, slice(None), None)), 1)
         weight = _where(used[:, key, None], grown, weight)
@@ -168,6 +175,8 @@ def _subset_weights(likelihood: Scaled, used: Tensor, num_symbols: int) -> Scale
 
 
 def _without_each(weight: Scaled, num_symbols: int) -> Scaled:
-    subsets = torch.arange(1 << num_symbols, device=weight.mantissa.device)
-    free = [_sum(weight.at(slice(None), subsets >> v & 1 == 0), 1) for v in range(num_symbols)]
+    half = torch.arange(1 << (num_symbols - 1), device=weight.mantissa.device)
+    # The subsets without v: a bit of 0 is put in its place.
+    without = [2 * half - (half & (1 << v) - 1) for v in range(num_symbols)]
+    free = [_sum(weight.take(1, subsets), 1) for subsets in without]
     return Scaled(*(torch.stack(parts, 1) for parts in zip(*free, strict=True)))

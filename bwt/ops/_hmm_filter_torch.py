@@ -62,7 +62,7 @@ def _merged(rare: Tensor, usual, exact, arguments):
         for mask, compute in ((~rare, usual), (rare, exact))
         if mask.any()
     ]
-    return tuple(torch.cat(outputs)[order] for outputs in zip(*parts, strict=True))
+    return tuple(torch.cat(outputs).index_select(0, order) for outputs in zip(*parts, strict=True))
 
 
 def hmm_filter_backward_wide(mask, *arguments):
@@ -169,7 +169,7 @@ def _emissions(observations: Tensor, emission: Tensor, lengths: Tensor | None) -
         missing = missing | (torch.arange(steps, device=y.device)[:, None] >= lengths)
     y = torch.where(missing, 0, y)
     if emission.ndim == 2:
-        likelihoods = emission.t()[y].transpose(1, 2)  # [T, S, B]
+        likelihoods = emission.index_select(1, y.flatten()).unflatten(1, y.shape).movedim(0, 1)
     else:
         columns = y.t()[:, None, :].expand(-1, states, -1)  # [B, S, T]
         likelihoods = emission.gather(2, columns).permute(2, 1, 0)

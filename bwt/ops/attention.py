@@ -37,7 +37,8 @@ def attention(
 
     Weights are the exact normalised ones: rows sum to 1, masked entries are exactly 0. Nothing but
     captured weights takes memory of T x S. Gradients flow through all that is not a position;
-    further derivatives, and those of forward mode and torch.func, take plain torch operations.
+    further derivatives, and those of forward mode and torch.func, take plain torch operations. All
+    modes work but torch.func.jacrev of a jacrev; torch.func.hessian is forward over reverse mode.
     Float32 products are exact on a GPU unless torch.set_float32_matmul_precision allows TF32.
     Float16 and bfloat16 are computed in float32 on a CPU; all results but out and weights are
     float32 then.

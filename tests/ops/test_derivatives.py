@@ -6,6 +6,7 @@ op compare with the NumPy reference.
 
 import itertools
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -210,6 +211,29 @@ def test_hessian(op):
     expected = torch.autograd.functional.hessian(loss(op, "native"), tuple(inputs))
     for x, y in zip(found, expected, strict=True):
         assert_close(x, y)
+
+
+@OPS
+@pytest.mark.parametrize("strategy", ["reverse-mode", "forward-mode"])
+def test_vectorized_hessian(op, strategy):
+    """Of torch.autograd.functional, which has a vmap of its own."""
+    inputs, options = tuple(draw(op)), {"vectorize": True, "outer_jacobian_strategy": strategy}
+    found = torch.autograd.functional.hessian(loss(op), inputs, **options)
+    expected = torch.autograd.functional.hessian(loss(op, "native"), inputs)
+    for x, y in zip(found, expected, strict=True):
+        assert_close(x, y)
+
+
+@OPS
+def test_vectorized_jacobian_in_forward_mode(op):
+    inputs, options = tuple(draw(op)), {"vectorize": True, "strategy": "forward-mode"}
+
+    def outputs(*inputs, backend="auto"):
+        return together(op(*inputs, backend=backend))
+
+    found = torch.autograd.functional.jacobian(outputs, inputs, **options)
+    expected = torch.autograd.functional.jacobian(partial(outputs, backend="native"), inputs)
+    assert_close(found, expected)
 
 
 @OPS
