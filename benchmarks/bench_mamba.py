@@ -22,8 +22,7 @@ from bwt import models, tasks
 from bwt.runs.config import TrainConfig
 from bwt.runs.presets import preset_model
 from bwt.train.optim import Optimizer
-from bwt.train.program import losses_of
-from bwt.train.weights import Weights
+from bwt.train.step import cross_entropy
 
 STEP = "step"
 CHECKED = 2  # sequences compared with the reference
@@ -75,9 +74,8 @@ class Stepper:
         self.model = models.build_for(task_of(case), name, **options_of(case, name)).to(x.device)
         nn.init.normal_(self.model.head.weight)  # zeros would make every result right
         config = TrainConfig("hmm", beta2=0.999, weight_decay=0.01)
-        self.weights = Weights([self.model], muon=False, dtype=torch.float32)
-        self.optimizer = Optimizer(self.weights, [config])
-        self.factor = torch.ones(1, device=x.device)
+        self.optimizer = Optimizer(dict(self.model.named_parameters()), config)
+        self.factor = torch.ones((), device=x.device)
 
     def logits(self, count: int | None = None) -> Tensor:
         features = None if self.batch.features is None else self.batch.features[:count]
@@ -98,9 +96,7 @@ class Stepper:
     def __call__(self):
         for p in self.model.parameters():
             p.grad = None
-        losses_of(self.logits(), self.batch, "sampled").sum().backward()
-        self.weights.collect({name: p.grad for name, p in self.model.named_parameters()})
-        self.optimizer.clip()
+        cross_entropy(self.logits(), self.batch, "sampled").backward()
         return self.optimizer.step(self.factor)
 
 

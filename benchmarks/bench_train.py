@@ -1,11 +1,11 @@
 """Speed of a whole training step: sampling, forward, backward, clipping, optimizer.
 
     python benchmarks/bench_train.py --memory
-    python benchmarks/bench_train.py --cases quick-bijection --providers bwt 'stacked-*'
+    python benchmarks/bench_train.py --cases quick-bijection --providers bwt 'eager-*'
     python benchmarks/bench_train.py --profile step.json --cases paper-bijection
 
 `bwt` is what `bwt train` runs: on a GPU a replayed CUDA graph, beside it `bwt-eager` without one.
-`stacked-M` are M runs in one program; times are those of a step of one of them. `eager-sdpa` and
+`eager-sdpa` and
 `eager-weights` are the same model and optimizer as one writes them in plain PyTorch: logits at all
 positions, AdamW as it comes, attention by SDPA or with explicit weights; `compiled-sdpa` is the
 first, compiled. `gemm` is the roofline: the counted operations of the matrix products at the speed
@@ -33,9 +33,8 @@ import bwt
 from bwt import models, tasks, train
 from bwt.reproduce.cost import sequence_flops
 from bwt.runs.config import TrainConfig
-from bwt.runs.directory import RunDirectory
 from bwt.runs.presets import preset_task, resolve
-from bwt.train.program import Program, losses_of
+from bwt.train.step import cross_entropy
 
 STEP = "step"
 LR, CLIP = 1e-3, 1.0
@@ -111,7 +110,7 @@ class Stepper:
         self.set_parameters(self.start)
         for p in self.parameters:
             p.grad = None
-        loss = losses_of(self.forward(self.batch), self.batch, "sampled").sum()
+        loss = cross_entropy(self.forward(self.batch), self.batch, "sampled")
         loss.backward()
         found = [loss.detach(), *(p.grad.clone() for p in self.parameters)]
         self.set_parameters(present)
@@ -144,25 +143,11 @@ def config_of(case: Case, device: str, **settings) -> TrainConfig:
     )
 
 
-def of_bwt(*, capture: bool = False, stacked: int = 1, **settings):
+def of_bwt(*, capture: bool = False, **settings):
     def make(case, mode, x, device):
-        if stacked > 1 and case.shape["model"] == "lstm":
-            raise Unavailable("torch's LSTM cannot be stacked")
         torch._dynamo.reset()
-        made = [
-            train.Trainer(
-                config_of(case, device, seed=seed, **settings),
-                RunDirectory("."),
-                torch.device(device),
-                say=lambda text: None,
-                quiet=True,
-            )
-            for seed in range(stacked)
-        ]
-        if stacked > 1:
-            Program(made)
-        first = made[0]
-        model = first.model
+        step = train.build_step(config_of(case, device, **settings), torch.device(device))
+        model = step.model
 
         def forward(batch):
             if not capture:
@@ -173,8 +158,8 @@ def of_bwt(*, capture: bool = False, stacked: int = 1, **settings):
         if capture:
             if case.shape["model"] != "transformer":
                 raise Unavailable("has no attention")
-            first.losses = lambda batch: (losses_of(forward(batch), batch, "sampled"), None)
-        return Stepper(x, forward, model, lambda: first.update(False)), case.units * stacked
+            step.compute_logits = forward
+        return Stepper(x, forward, model, step.update), case.units
 
     return make
 
@@ -321,8 +306,6 @@ PROVIDERS = [
     provider("bwt-eager", of_bwt(graph="off"), backend="auto", devices=GPU),
     provider("bwt-tf32", of_bwt(precision="tf32"), backend="auto", devices=GPU),
     provider("bwt-bf16", of_bwt(precision="bf16"), backend="auto"),
-    provider("stacked-4", of_bwt(stacked=4), backend="auto"),
-    provider("stacked-16", of_bwt(stacked=16), backend="auto"),
     provider("eager-sdpa", of_eager(explicit=False)),
     provider("eager-weights", of_eager(explicit=True)),
     provider("compiled-sdpa", of_eager(explicit=False, compiled=True)),
@@ -354,7 +337,7 @@ BENCH = Bench(
     operations=operations,
     claims=tuple(claims()),
     quick=tuple(case for case in CASES if case.name == "quick-bijection"),
-    slow=("*compiled*", "bwt-bf16", "stacked-16"),
+    slow=("*compiled*", "bwt-bf16"),
 )
 
 

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 from host_time import find_device
 
 RESULTS = Path(__file__).parent / "results" / "launches.csv"
-STACKS = (4, 16)
 STEPS = 3  # counted, after the first that prepare them
 CASES = {
     f"{preset}-{task}{'' if model == 'transformer' else '-' + model}": (preset, task, model)
@@ -37,40 +36,29 @@ class Row(NamedTuple):
     graph_launches: int  # from the host, for a step that is replayed
     waits: int  # of the host for the device in such a step
     copies: int  # from the host to the device
-    stacked: dict[int, float]  # runs in a stack -> kernels of a step for each of them
 
 
-def trainers(case: str, count: int, graph: str) -> list:
+def build(case: str, graph: str) -> Any:
     import torch
 
     from bwt import train
-    from bwt.runs.directory import RunDirectory
     from bwt.runs.presets import resolve
-    from bwt.train.program import Program
 
     preset, task, model = CASES[case]
-    made = []
-    for seed in range(count):
-        settings = dict(steps=50, batch_size=4, average=0.0, device="cuda", graph=graph, seed=seed)
-        config = resolve(task, model, preset, settings=settings)
-        made.append(
-            train.Trainer(config, RunDirectory("."), torch.device("cuda"), print, quiet=True)
-        )
-    if count > 1:
-        Program(made)
-    return made
+    settings = dict(steps=50, batch_size=4, average=0.0, device="cuda", graph=graph)
+    return train.build_step(resolve(task, model, preset, settings=settings), torch.device("cuda"))
 
 
-def per_step(case: str, count: int, graph: str) -> tuple[Any, Any, float]:
+def per_step(case: str, graph: str) -> tuple[Any, Any, float]:
     """(launches, counts, host seconds) of a step."""
     from emulator.gpu import device
 
-    first = trainers(case, count, graph)[0]
+    step = build(case, graph)
     for _ in range(5):
-        first.update(False)
+        step.update()
     launches, counts, start = device.launches(), device.counts(), time.process_time()
     for _ in range(STEPS):
-        first.update(False)
+        step.update()
     seconds = (time.process_time() - start) / STEPS
 
     def each(before, after):
@@ -80,9 +68,8 @@ def per_step(case: str, count: int, graph: str) -> tuple[Any, Any, float]:
 
 
 def measure(case: str) -> Row:
-    eager, _, seconds = per_step(case, 1, "off")
-    replayed, counts, _ = per_step(case, 1, "on")
-    stacked = {count: per_step(case, count, "off")[0].kernels / count for count in STACKS}
+    eager, _, seconds = per_step(case, "off")
+    replayed, counts, _ = per_step(case, "on")
     total = replayed.kernels + replayed.graphs
     return Row(
         case,
@@ -91,18 +78,15 @@ def measure(case: str) -> Row:
         round(total),
         counts.reads,
         counts.copies,
-        stacked,
     )
 
 
 def line(row: Row) -> list[str]:
-    stacked = [f"{row.stacked[count]:.0f}" for count in STACKS]
     numbers = (row.kernels, f"{row.host_ms:.1f}", row.graph_launches, row.waits, row.copies)
-    return [row.case, *(f"{x:g}" if isinstance(x, float) else str(x) for x in numbers), *stacked]
+    return [row.case, *(f"{x:g}" if isinstance(x, float) else str(x) for x in numbers)]
 
 
 HEADER = ["case", "kernels", "host ms", "from the host, graph", "waits", "copies"]
-HEADER += [f"kernels per run, {count} stacked" for count in STACKS]
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -5,10 +5,7 @@ import argparse
 import sys
 from collections.abc import Callable
 
-import torch
-
 from bwt.sweep.processes import Processes
-from bwt.sweep.stacks import MOST
 from bwt.sweep.sweep import Sweep, status_line
 from bwt.sweep.workers import Workers
 
@@ -17,31 +14,10 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("where it runs")
     text = "cells at a time (default: one on each GPU, or as many as the CPUs have threads for)"
     group.add_argument("--jobs", metavar="N", type=int, default=0, help=text)
-    text = (
-        "cells that differ in numbers only (seed, learning rate, ...) and train together in one "
-        f"program, at most: N, or auto (default): {MOST} on a GPU, 1 on a CPU"
-    )
-    group.add_argument("--stack", metavar="auto|N", type=_stack, default=0, help=text)
     text = "CPU threads of each cell (default: 1)"
     group.add_argument("--threads", metavar="N", type=int, default=1, help=text)
     text = "run on the Ray cluster at this address (host:port, or auto); DIR on a shared disk"
     group.add_argument("--ray", metavar="ADDRESS", help=text)
-
-
-def _stack(text: str) -> int:
-    """0: auto."""
-    if text == "auto":
-        return 0
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither auto nor a number of cells")
-    return int(text)
-
-
-def stack_size(arguments: argparse.Namespace) -> int:
-    if arguments.stack:
-        return arguments.stack
-    on_gpu = one_device(arguments) != "cpu" and torch.cuda.is_available()
-    return MOST if on_gpu else 1
 
 
 def workers(arguments: argparse.Namespace) -> Workers:

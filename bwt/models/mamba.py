@@ -62,7 +62,7 @@ class _CausalConvolution(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
-        first, *others = weight.unbind(-2)
+        first, *others = weight
         total = torch.addcmul(bias, x, first)
         for j, share in enumerate(others[: x.shape[-2] - 1], 1):
             total[..., j:, :].addcmul_(x[..., :-j, :], share)
@@ -72,36 +72,14 @@ class _CausalConvolution(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         x, weight = ctx.saved_tensors
-        first, *others = weight.unbind(-2)
-        keep = weight.ndim > 2  # of models: dimensions of size 1 for B and T
+        first, *others = weight
         grad_x = grad * first
         grad_weight = torch.zeros_like(weight)
-        grad_weight[..., 0, :] = (grad * x).sum((-3, -2), keep)
+        grad_weight[0] = (grad * x).sum((0, 1))
         for j, share in enumerate(others[: x.shape[-2] - 1], 1):
             grad_x[..., :-j, :].addcmul_(grad[..., j:, :], share)
-            grad_weight[..., j, :] = (grad[..., j:, :] * x[..., :-j, :]).sum((-3, -2), keep)
-        return grad_x, grad_weight, grad.sum((-3, -2), keep)
-
-
-class _BatchedConvolution(torch.autograd.Function):
-    """What torch.func.vmap makes of it: one convolution of all models. A class of its own, for a
-    function that torch.func knows costs more host time in every call."""
-
-    @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return _CausalConvolution.apply(x, weight, bias)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        """Nothing is saved: only batching comes here."""
-
-    @staticmethod
-    def vmap(info: Any, axes: tuple[int | None, ...], *tensors: Tensor) -> tuple[Tensor, int]:
-        x, weight, bias = (
-            y.expand(info.batch_size, *y.shape) if axis is None else y.movedim(axis, 0)
-            for y, axis in zip(tensors, axes, strict=True)
-        )
-        return _CausalConvolution.apply(x, weight[:, None, None], bias[:, None, None]), 0
+            grad_weight[j] = (grad[..., j:, :] * x[..., :-j, :]).sum((0, 1))
+        return grad_x, grad_weight, grad.sum((0, 1))
 
 
 class CausalConvolution(nn.Module):
@@ -113,14 +91,13 @@ class CausalConvolution(nn.Module):
         self.bias = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.is_cuda or torch.compiler.is_compiling():
+        plain = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+        if x.is_cuda or plain:
             weight = self.mix.t().flip(1).unsqueeze(1)  # [C, 1, K], the oldest first
             past = functional.pad(x.transpose(1, 2), (len(self.mix) - 1, 0))
             return functional.conv1d(past, weight, self.bias, groups=len(weight)).transpose(1, 2)
-        batched = torch._C._are_functorch_transforms_active()
-        convolution = _BatchedConvolution if batched else _CausalConvolution
         # Under autocast x is half, and float32 weights would make the result float32.
-        return convolution.apply(x, self.mix.to(x.dtype), self.bias.to(x.dtype))
+        return _CausalConvolution.apply(x, self.mix.to(x.dtype), self.bias.to(x.dtype))
 
 
 class Mixer(Tapped):

@@ -68,17 +68,11 @@ def watched(*modules: nn.Module) -> bool:
     )
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [..., C] by weight [O, C]. With x as one matrix: where vmap batches weights, that is one
-    product for each model, and otherwise the weights would be repeated for each sequence."""
-    return functional.linear(x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])
-
-
 class Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         if self.bias is not None and in_passes(x):
-            return ops.add_bias(product(x, self.weight), self.bias)
-        return product(x, self.weight, self.bias)
+            return ops.add_bias(functional.linear(x, self.weight), self.bias)
+        return functional.linear(x, self.weight, self.bias)
 
 
 def linear(inputs: int, outputs: int, *, bias: bool = True, gain: float = 1.0) -> Linear:
@@ -198,7 +192,7 @@ class Head(nn.Module):
         weight = embedding.tokens[-self.outcomes :] if self.weight is None else self.weight
         normed = stream.normed(self.norm)[1]
         # A bfloat16 logit of 8 would be off by up to 2%, and its probability likewise.
-        logits = product(wide(normed), wide(weight))
+        logits = functional.linear(wide(normed), wide(weight))
         return logits if self.scale == 1 else logits * self.scale
 
 
@@ -214,13 +208,15 @@ class MLP(nn.Module):
     def activations(self, x: Tensor) -> Tensor:
         if watched(self.up) or not in_passes(x):
             return ops.gelu(self.up(x))
-        return ops.gelu(product(x, self.up.weight), self.up.bias)
+        return ops.gelu(functional.linear(x, self.up.weight), self.up.bias)
 
     def added_to(self, stream: Tensor, x: Tensor) -> Residual:
         """The stream with what comes of x."""
         if watched(self, self.down) or not in_passes(x):
             return Residual(stream, self(x))
-        return Residual(stream, product(self.activations(x), self.down.weight), self.down.bias)
+        return Residual(
+            stream, functional.linear(self.activations(x), self.down.weight), self.down.bias
+        )
 
 
 class Extending(Protocol):

@@ -2,8 +2,9 @@
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from bwt.models.parts import Linear, linear, product
+from bwt.models.parts import Linear, linear
 
 
 def learned(width: int) -> Linear:
@@ -36,7 +37,7 @@ class Orthogonal(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, v = self.query_value(x).chunk(2, -1)
-        return torch.cat((q, product(x, self.fixed_key.to(x.dtype)), v), -1)
+        return torch.cat((q, functional.linear(x, self.fixed_key.to(x.dtype)), v), -1)
 
 
 PROJECTIONS = {"learned": learned, "collapsed": Collapsed, "orthogonal": Orthogonal}

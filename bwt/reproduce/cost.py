@@ -41,16 +41,15 @@ def step_seconds(config: TrainConfig, steps: int = 6) -> tuple[float, float]:
     torch.set_num_threads(1)
     try:
         enough = dataclasses.replace(config, steps=max(config.steps, steps + 2))
-        trainer = train.Trainer(
-            enough, RunDirectory("."), torch.device("cpu"), say=lambda text: None, quiet=True
-        )
+        step = train.build_step(enough, torch.device("cpu"))
+        run = train.Run(RunDirectory("."), enough, step)
         for _ in range(2):
-            trainer.update(False)
+            step.update()
         start = time.perf_counter()
         for _ in range(steps):
-            trainer.update(False)
+            step.update()
         trained = time.perf_counter()
-        trainer.evaluate()
+        run.evaluate()
         return (trained - start) / steps, time.perf_counter() - trained
     finally:
         torch.set_num_threads(before)

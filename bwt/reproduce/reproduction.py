@@ -34,7 +34,6 @@ class Reproduction:
     only: tuple[str, ...] = ()
     seeds: int | None = None  # None: the scale's
     gather: bool = False  # run nothing: write what there is
-    stack: int = 1  # runs that train together, at most
     show: Callable[[Sweep], None] = lambda sweep: None
     say: Callable[[str], None] = lambda text: None
     planned: list[Planned] = field(default_factory=list)
@@ -164,7 +163,6 @@ class Reproduction:
             show=self.show,
             say=self.say,
             record=f"{title}.json",
-            stack=self.stack,
         )
         outcomes = sweep.run()
         self.interrupted = self.interrupted or bool(sweep.stopping)

@@ -57,8 +57,8 @@ class RunDirectory:
             clean(folder)
         return run
 
-    def withdraw(self) -> None:
-        """Takes back what `create` made, if no step was saved: the name can be used again."""
+    def remove_empty(self) -> None:
+        """Remove what `create` made, unless a step was saved: the name can be used again."""
         if self.steps() or self.resumable_steps():
             return
         with contextlib.suppress(OSError):
@@ -169,9 +169,9 @@ class RunDirectory:
             raise RunError(f"{path} cannot be read: {reason_of(error)}") from error
         return [line for line in lines if line]
 
-    def forget_after(self, step: int) -> int:
-        """Drops what was written after `step`, so that a resumed run repeats it. Returns how many
-        lines of metrics could not be read and went as well."""
+    def truncate_metrics(self, step: int) -> int:
+        """Remove what was written after `step`, so that a resumed run repeats it. Return how many
+        unreadable lines of metrics were removed as well."""
         rows = [(line, _row(line)) for line in self._metrics_lines()]
         readable = [(line, row) for line, row in rows if row is not None]
         text = "".join(f"{line}\n" for line, row in readable if row.step <= step)

@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 from bwt.sweep.cells import Cell, Command
-from bwt.sweep.stacks import Stack
 from bwt.sweep.workers import registered_here
 
 
@@ -22,9 +21,9 @@ class Processes:
         count = jobs or len(places) or max(1, _cpus() // threads)
         self.slots = list(itertools.islice(itertools.cycle(places or [None]), count))
         self.threads = threads
-        self.running: dict[int, tuple[Cell | Command | Stack, subprocess.Popen, str | None]] = {}
+        self.running: dict[int, tuple[Cell | Command, subprocess.Popen, str | None]] = {}
 
-    def start(self, number: int, cell: Cell | Command | Stack, log: Path, lock: int) -> None:
+    def start(self, number: int, cell: Cell | Command, log: Path, lock: int) -> None:
         words = cell.next_words()
         slot = self.slots.pop()
         visible = {} if slot is None else {"CUDA_VISIBLE_DEVICES": slot}

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from bwt.sweep.cells import Cell, Command
-from bwt.sweep.stacks import Stack
 from bwt.sweep.workers import registered_here
 
 BwtCommand = Callable[[list[str]], int]  # arguments of `bwt` -> its exit code
@@ -23,7 +22,7 @@ BwtCommand = Callable[[list[str]], int]  # arguments of `bwt` -> its exit code
 RETRIES = 5
 
 
-def work(cell: Cell | Command | Stack, log: Path, command: BwtCommand) -> int:
+def work(cell: Cell | Command, log: Path, command: BwtCommand) -> int:
     """In a worker: start the cell or continue it; the exit code of the command."""
     if cell.finished():  # the worker died just after it had finished
         return 0
@@ -67,7 +66,7 @@ class RayTasks:
 
     free = True  # Ray keeps the queue
 
-    def start(self, number: int, cell: Cell | Command | Stack, log: Path, lock: int) -> None:
+    def start(self, number: int, cell: Cell | Command, log: Path, lock: int) -> None:
         log = Path(os.path.abspath(log))
         self.running[number] = (self.task.remote(cell, log, self.command), log)
 

@@ -12,10 +12,9 @@ from bwt.progress import duration
 from bwt.records.estimates import Estimate
 from bwt.runs.files import RunError, clean, write_json
 from bwt.runs.locks import try_lock
+from bwt.runs.signals import stop_signals
 from bwt.sweep.cells import Cell, Command, scores
-from bwt.sweep.stacks import Stack, stacked
 from bwt.sweep.workers import Workers
-from bwt.train.signals import stop_signals
 
 
 @dataclass
@@ -23,7 +22,7 @@ class Outcome:
     cell: Cell | Command
     status: str = "waiting"  # then running, and finished, diverged, failed or interrupted
     error: str | None = None
-    seconds: float = 0.0  # in this sweep, of a stack as a whole; 0 if finished before
+    seconds: float = 0.0  # in this sweep; 0 if finished before
 
     def scores(self) -> dict[str, Estimate]:
         """Of a cell that has finished."""
@@ -42,14 +41,13 @@ class Sweep:
     show: Callable[["Sweep"], None] = lambda sweep: None
     say: Callable[[str], None] = lambda text: None
     record: str = "sweep.json"
-    stack: int = 1  # cells that train together, at most
     outcomes: list[Outcome] = field(init=False)
     stopping: int = 0
 
     def __post_init__(self) -> None:
         self.outcomes = [Outcome(cell) for cell in self.cells]
 
-    def log(self, cell: Cell | Command | Stack) -> Path:
+    def log(self, cell: Cell | Command) -> Path:
         return self.folder / "logs" / f"{cell.name}.log"
 
     def run(self) -> list[Outcome]:
@@ -58,7 +56,7 @@ class Sweep:
             clean(self.folder)
             self._skip_finished()
             started: dict[int, float] = {}
-            waiting = self._jobs()
+            waiting = [i for i, x in enumerate(self.outcomes) if x.status == "waiting"]
             try:
                 while waiting or self.workers.running:
                     while waiting and self.workers.free and not self.stopping:
@@ -66,9 +64,7 @@ class Sweep:
                     if self.stopping:
                         waiting.clear()
                     for number, code in self.workers.poll(0.2):
-                        seconds = time.monotonic() - started[number]
-                        for outcome in self._together[number]:
-                            self._ended(outcome, number, code, seconds)
+                        self._ended(self.outcomes[number], code, time.monotonic() - started[number])
                     self.show(self)
             finally:  # an error of ours leaves nothing running
                 self.workers.stop(hard=True)
@@ -85,48 +81,30 @@ class Sweep:
             self.say(f"{done} of {len(self.outcomes)} were finished before")
         self._write()
 
-    def _jobs(self) -> list[int]:
-        """Numbers of what is to be started: cells, and stacks of them."""
-        waiting = [x for x in self.outcomes if x.status == "waiting"]
-        groups = stacked([x.cell for x in waiting], self.stack)
-        self._together = [[waiting[i] for i in group] for group in groups]
-        return list(range(len(groups)))
-
-    def _job(self, number: int) -> Cell | Command | Stack:
-        first, *others = (x.cell for x in self._together[number])
-        if not others:
-            return first
-        # A command is never in a stack.
-        return Stack(tuple(cell for cell in (first, *others) if isinstance(cell, Cell)))
-
     def _start(self, number: int, lock: int, started: dict[int, float]) -> None:
-        job, outcomes = self._job(number), self._together[number]
+        outcome = self.outcomes[number]
         try:
-            self.workers.start(number, job, self.log(job), lock)
+            self.workers.start(number, outcome.cell, self.log(outcome.cell), lock)
         except RunError as error:
-            for outcome in outcomes:
-                outcome.status, outcome.error = "failed", str(error)
-            self.say(f"failed    {job.name}: {error}")
+            outcome.status, outcome.error = "failed", str(error)
+            self.say(f"failed    {outcome.cell.name}: {error}")
             return
         started[number] = time.monotonic()
-        for outcome in outcomes:
-            outcome.status = "running"
+        outcome.status = "running"
         self._write()
 
-    def _ended(self, outcome: Outcome, number: int, code: int, seconds: float) -> None:
+    def _ended(self, outcome: Outcome, code: int, seconds: float) -> None:
         outcome.seconds = seconds
         outcome.status, outcome.error = _look(outcome.cell)
         if outcome.status in ("finished", "diverged"):
-            pass  # which is a result, whatever the exit code, and whatever others of a stack did
+            pass  # which is a result, whatever the exit code
         elif code == 0:
             outcome.status, outcome.error = "failed", "ended well and left no result"
         elif self.stopping:
             outcome.status = "interrupted"
         else:
             outcome.status = "failed"
-            outcome.error = (
-                _last_line(self.log(self._job(number))) or f"ended with exit code {code}"
-            )
+            outcome.error = _last_line(self.log(outcome.cell)) or f"ended with exit code {code}"
         fault = f": {outcome.error}" if outcome.error else ""
         self.say(f"{outcome.status:<10}{outcome.cell.name}  {duration(seconds)}{fault}")
         self._write()

@@ -6,7 +6,6 @@ from typing import Any, Protocol
 
 from bwt import models, registry, tasks
 from bwt.sweep.cells import Cell, Command
-from bwt.sweep.stacks import Stack
 
 
 class Workers(Protocol):
@@ -18,7 +17,7 @@ class Workers(Protocol):
     def free(self) -> bool:
         """Whether another cell may be started."""
 
-    def start(self, number: int, cell: Cell | Command | Stack, log: Path, lock: int) -> None:
+    def start(self, number: int, cell: Cell | Command, log: Path, lock: int) -> None:
         """What the cell prints goes to `log`; the file descriptor `lock` is to stay open as long
         as it runs.
 

@@ -29,7 +29,7 @@ class Divergence:
         return f"diverged at step {self.step}: {self.message}"
 
 
-class Watch:
+class DivergenceCheck:
     def __init__(self, outcomes: int, losses: Tensor):
         """losses in nats, one for each of the last steps, overwritten in turn."""
         self.limit = HOPELESS * max(1.0, math.log2(outcomes))
@@ -37,7 +37,7 @@ class Watch:
         self.seen = 0  # steps
         self.above = 0  # steps in a row, up to the last look
 
-    def look(self, step: int) -> Divergence | None:
+    def read(self, step: int) -> Divergence | None:
         """At the losses of the steps up to this one, since the last look. Waits for the device."""
         places = torch.arange(self.seen, step, device=self.losses.device) % len(self.losses)
         losses = (self.losses[places].double() / math.log(2)).tolist()

@@ -19,8 +19,7 @@ from bwt.runs.checkpoints import load_state
 from bwt.runs.config import TrainConfig
 from bwt.runs.directory import RunDirectory
 from bwt.runs.files import RunError, write_json
-from bwt.train.plateau import Plateau
-from bwt.train.schedule import lr_factor
+from bwt.train.schedule import Plateau, lr_factor
 
 
 def extended(run: RunDirectory, config: TrainConfig, steps: int) -> TrainConfig:
@@ -52,7 +51,7 @@ def _end(run: RunDirectory, config: TrainConfig) -> int:
     step, state = load_state(run)
     if step in config.extended:  # not a step of the extension is saved yet
         return config.steps
-    ending = int(state["plateau_ending"])
+    ending = int(state["plateau/ending"])
     return Plateau(config.steps, ending=None if ending < 0 else ending).last
 
 

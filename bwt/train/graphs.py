@@ -11,6 +11,9 @@ from typing import Any
 
 import torch
 
+from bwt.runs.config import TrainConfig
+from bwt.train import distributed
+
 WARMUP = 3  # steps of each phase before it is captured
 
 
@@ -70,3 +73,30 @@ class Graphs:
         with torch.cuda.graph(graph, pool=pool, stream=self.side):
             self.step(phase)
         return graph
+
+
+def uses_graphs(config: TrainConfig, device: torch.device) -> bool:
+    """Return whether steps are captured and replayed.
+
+    Raises:
+        ValueError: the configuration asks for graphs, which cannot be had.
+    """
+    if config.compile == "graphs" and device.type != "cuda":
+        raise ValueError(f"compile graphs means CUDA graphs, and this runs on {device.type}")
+    if config.graph == "off":
+        return False
+    reason = why_no_graph(config, device)
+    if reason is not None and config.graph == "on":
+        raise ValueError(f"graph on: {reason}")
+    return reason is None
+
+
+def why_no_graph(config: TrainConfig, device: torch.device) -> str | None:
+    """Return why steps cannot be captured as a CUDA graph, or None."""
+    if device.type != "cuda":
+        return f"CUDA graphs need a GPU, and this runs on {device.type}"
+    if distributed.world_size() > 1:
+        return "several processes exchange gradients in each step, which is not captured"
+    if config.compile != "off":
+        return "compiled code is captured by torch itself: --compile graphs"
+    return None

@@ -1,108 +1,219 @@
-"""The loop of training: steps, and at chosen ones a look at each run. Of several runs that train
-together each is logged, evaluated, saved and ended by itself."""
+"""Starting a run, continuing one, and the loop that trains it."""
 
-import math
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
 
+import torch
+
+from bwt import models, tasks
 from bwt.progress import Progress
-from bwt.records.evaluation import Evaluation
-from bwt.train import distributed
-from bwt.train.schedule import BLOCK
-from bwt.train.trainer import Result, Trainer
-from bwt.train.view import View
+from bwt.runs import environment
+from bwt.runs.config import TrainConfig
+from bwt.runs.device import local_device
+from bwt.runs.directory import RunDirectory
+from bwt.runs.files import RunError, full_disk, is_full, read_object, write_json
+from bwt.runs.loading import build_model, read_config
+from bwt.runs.signals import catch_signals
+from bwt.tasks import statement
+from bwt.train import distributed, extending
+from bwt.train.run import Result, Run
+from bwt.train.settings import set_threads, torch_settings
+from bwt.train.step import TrainStep
+
+Say = Callable[[str], None]
+Monitor = Callable[[Run], Progress]  # shows a run while it trains
 
 
-class Watched:
-    """A run in the loop."""
-
-    def __init__(self, trainer: Trainer):
-        self.trainer = trainer
-        self.evaluations, self.logs = trainer.evaluations(), trainer.logs()
-        self.evaluation: Evaluation | None = None
-        self.excess = math.nan  # bits of the loss above those of exact Bayes
-        # A look waits for the device, and of several processes for the others.
-        self.at_once = trainer.device.type == "cpu" and distributed.world_size() == 1
-
-    def due(self) -> bool:
-        step = self.trainer.step
-        return step in self.logs or step == self.trainer.last
-
-    def unread(self) -> bool:
-        """Return whether losses have to be read before later steps overwrite them."""
-        return self.at_once or self.trainer.step - self.trainer.watch.seen >= BLOCK
-
-    def look(self, seconds: float) -> Evaluation | None:
-        """After a step, and so many seconds since the last look: what was found now, if it was
-        evaluated."""
-        trainer, due = self.trainer, self.due()
-        trainer.seconds += seconds
-        trainer.look()
-        _, self.excess, _ = trainer.loss_bits()
-        if not due or trainer.stopped:
-            return None
-        evaluating = trainer.step in self.evaluations or trainer.step == trainer.last
-        self.evaluation = trainer.checkpoint(evaluating)
-        return self.evaluation
-
-    def result(self, caught: list[int]) -> Result | None:
-        """Of a run that has come to its end, or has to stop; None if it goes on."""
-        trainer = self.trainer
-        if trainer.step >= trainer.last or trainer.stopped:
-            return trainer.finish(self.evaluation)
-        if not caught:
-            return None
-        trainer.look()  # the checkpoint counts the losses above the limit
-        if trainer.stopped or not trainer.save():
-            return trainer.finish(None)
-        distributed.wait()
-        return Result(trainer.run, trainer.step, None, caught[0])
+def silent(text: str) -> None:
+    """Say nothing."""
 
 
-def loop(trainers: Sequence[Trainer], caught: list[int]) -> list[Result]:
-    """Trains runs, which share a program, to their ends, or until a signal is caught."""
-    first = trainers[0]
-    watched = {row: Watched(trainer) for row, trainer in enumerate(trainers)}
-    results: dict[int, Result] = {}
-    progress = _progress(trainers)
-    tokens = first.config.batch_size * distributed.world_size() * first.task.seq_len * len(trainers)
+def progress_bar(run: Run) -> Progress:
+    return Progress(run.config.steps, run.step.count, quiet=not run.main)
 
-    def end_runs(caught: list[int]) -> None:
-        for row, x in list(watched.items()):
-            if result := x.result(caught):
-                results[row] = result
-                del watched[row]
 
-    end_runs([])
-    stop, start = False, time.perf_counter()
-    while watched and not stop:
-        stop = first.update(bool(caught))
-        if any(x.due() or x.unread() for x in watched.values()):
-            seconds = time.perf_counter() - start
-            for x in watched.values():
-                found = x.look(seconds)
-                progress.see(x.trainer.step, x.excess, found)
-            end_runs([])
+def no_progress(run: Run) -> Progress:
+    return Progress(run.config.steps, run.step.count, quiet=True)
+
+
+def train(
+    config: TrainConfig,
+    out: str | Path,
+    *,
+    say: Say = silent,
+    monitor: Monitor = no_progress,
+    opening: str = "",
+) -> Result:
+    """Train a new run in the directory `out`, which must not hold anything yet.
+
+    Args:
+        say: called with each line of text about the run.
+        monitor: shows the progress; `progress_bar` or another.
+        opening: said before the first step, when the configuration has been checked.
+
+    Raises:
+        ValueError: the configuration asks for something that cannot be.
+        RunError: `out` holds something already.
+    """
+    device = local_device(config.device)
+    with torch_settings(config), distributed.process_group(device):
+        step = build_step(config, device)
+        main = distributed.rank() == 0
+        directory = RunDirectory.create(out) if main else RunDirectory(out)
+        with _removed_unless_begun(directory), _one_trainer(directory):
+            threads = set_threads(config.threads, step.flops())
+            run = Run(directory, config, step, say)
+            if main:
+                if opening:
+                    say(opening)
+                say(statement(step.task, step.model.num_parameters))
+                _write_environment(run, threads)
+                write_json(directory.path / "config.json", config.to_json())  # now it is a run
+            return _train(run, monitor)
+
+
+def resume(
+    out: str | Path,
+    *,
+    extend: int | None = None,
+    threads: int = 0,
+    say: Say = silent,
+    monitor: Monitor = no_progress,
+) -> Result:
+    """Continue a run from its last saved step, as if it had never stopped.
+
+    Args:
+        extend: train a finished run for so many steps more (see extending.py).
+        threads: CPU threads, if not 0, in place of the run's own number. With the same number a run
+            continues bit for bit, otherwise up to rounding.
+
+    Raises:
+        RunError: it is no run, is damaged, or has diverged.
+    """
+    directory, before = _open(out)
+    config = before if extend is None else extending.extended(directory, before, extend)
+    device = local_device(config.device)
+    with torch_settings(config), distributed.process_group(device), _one_trainer(directory):
+        step = build_step(config, device)
+        count = set_threads(threads or config.threads, step.flops())
+        run = Run(directory, config, step, say)
+        if directory.resumable_steps():
+            run.restore()
+        distributed.barrier()
+        if run.main:
+            _truncate_metrics(run)
+            _record_threads(run, count)
+            if extend is not None:
+                extending.record(directory, config)
+                say(extending.in_words(before, config))
+            say(f"resuming {directory.path} at step {step.count} of {run.last}")
+        return _train(run, monitor)
+
+
+def build_step(config: TrainConfig, device: torch.device) -> TrainStep:
+    """Build the task and the model of a configuration, and the step that trains them."""
+    task = tasks.get(config.task, **config.task_options)
+    models.check_memory(task, config.model, config.model_options)
+    return TrainStep(build_model(config, task), task, config, device)
+
+
+def loop(run: Run, progress: Progress, caught: list[int]) -> Result:
+    """Train until the run ends or a signal is caught by any process."""
+    step, tokens = run.step, run.config.batch_size * run.step.task.seq_len
+    start = time.perf_counter()
+    while not run.ended and not distributed.any_rank(bool(caught)):
+        step.update()
+        if run.reads_now:
+            run.seconds += time.perf_counter() - start
+            run.read_losses()
+            evaluation = run.record() if run.logs_now and not run.stopped else None
+            progress.see(step.count, run.excess, evaluation)
             start = time.perf_counter()
-        if watched and progress.due():
-            x = next(iter(watched.values()))
-            progress.draw(x.trainer.step, f"excess {x.excess:.4f} bits", tokens)
-    first.agreement.answer()
+        if progress.due():
+            text = f"excess {run.excess:.4f} bits"
+            progress.draw(step.count, text, tokens * distributed.world_size())
+    run.seconds += time.perf_counter() - start
     progress.end()
-    for x in watched.values():
-        x.trainer.seconds += time.perf_counter() - start
-    end_runs(caught or [signal.SIGTERM])
-    return [results[row] for row in range(len(trainers))]
+    return run.finish() if run.ended else run.interrupt([*caught, signal.SIGTERM][0])
 
 
-def _progress(trainers: Sequence[Trainer]) -> Progress:
-    """What is shown beneath what the runs say."""
-    first = trainers[0]
-    quiet = first.quiet or not first.main
-    progress = Progress(first.config.steps, first.step, quiet=quiet)
-    if first.curve:
-        progress = View(first.config.steps, first.step, first.run.read_metrics(), quiet=quiet)
-    for trainer in trainers:
-        trainer.say = progress.above(trainer.say)
-    return progress
+def _train(run: Run, monitor: Monitor) -> Result:
+    progress, caught = monitor(run), []  # type: Progress, list[int]
+    run.say = progress.above(run.say)
+    try:
+        with catch_signals(caught):
+            return loop(run, progress, caught)
+    except OSError as error:
+        if not is_full(error):
+            raise
+        again = f"go on with bwt train --resume {run.directory.path}"
+        raise full_disk(error, again) from error
+
+
+def _open(out: str | Path) -> tuple[RunDirectory, TrainConfig]:
+    run = RunDirectory.open(out)
+    config, _ = read_config(run)
+    if run.divergence:
+        raise RunError(f"{run.path} {run.divergence_in_words()}; to resume it would repeat that")
+    return run, config
+
+
+@contextmanager
+def _removed_unless_begun(run: RunDirectory) -> Iterator[None]:
+    """Remove the directory of a start that fails: it could be neither used again nor resumed."""
+    try:
+        yield
+    except BaseException:
+        if distributed.rank() == 0 and not (run.path / "config.json").exists():
+            run.remove_empty()
+        raise
+
+
+@contextmanager
+def _one_trainer(run: RunDirectory) -> Iterator[None]:
+    """Hold the lock of a run: the first process takes it, and the others wait for that."""
+    with run.locked() if distributed.rank() == 0 else nullcontext():
+        distributed.barrier()
+        yield
+
+
+def _truncate_metrics(run: Run) -> None:
+    """Remove what was recorded after the step that is resumed."""
+    lost = run.directory.truncate_metrics(run.step.count)
+    if lost:
+        run.say(f"{lost} line(s) of metrics.jsonl could not be read and were left out")
+
+
+def _write_environment(run: Run, threads: int) -> None:
+    """Record the machine, the number of threads by first step, and who registered the task and the
+    model, if they are not ours."""
+    sources = {
+        "task": tasks.TASKS.source(run.config.task),
+        "model": models.MODELS.source(run.config.model),
+    }
+    registered = {kind: source for kind, source in sources.items() if source is not None}
+    document: dict[str, Any] = {**environment.collect(), "threads": {str(run.step.count): threads}}
+    document |= {"registered": registered} if registered else {}
+    write_json(run.directory.path / "environment.json", document)
+
+
+def _record_threads(run: Run, threads: int) -> None:
+    """Add the number of threads from here on to environment.json, if it changes."""
+    path = run.directory.path / "environment.json"
+    if not path.exists():
+        return _write_environment(run, threads)
+    document = read_object(path)
+    recorded = document.get("threads", {})
+    before = list(recorded.values())[-1:]
+    if before == [threads]:
+        return
+    write_json(path, {**document, "threads": {**recorded, str(run.step.count): threads}})
+    if before:
+        run.say(
+            f"CPU threads: {threads} from here on, {before[0]} before; results are equal up to "
+            "rounding, not bit for bit"
+        )

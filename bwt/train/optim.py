@@ -1,19 +1,16 @@
-"""Optimizers on rows of weights: AdamW, and Muon for the matrices inside the blocks with AdamW for
-the rest.
+"""AdamW, or Muon for the matrices inside the blocks and AdamW for the rest.
 
 Muon (Jordan et al., 2024) steps along the momentum with all its singular values set to about one.
-Matrices of one shape are worked off together: for small models the calls cost more than the
-arithmetic. Learning rates are on the device, so that a captured step can be replayed with others.
+Learning rates are tensors on the device, so that a captured step can be replayed with others.
 """
 
-import math
+import re
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from bwt.runs.config import TrainConfig
-from bwt.train.weights import Weights
 
 # Quintic whose iteration draws singular values towards 1 (fast rather than exactly).
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -23,7 +20,7 @@ EPSILON = 1e-8  # of AdamW
 
 
 def orthogonalise(x: Tensor) -> Tensor:
-    """[N, rows, columns] -> the same with singular values near one."""
+    """Return matrices [N, rows, columns] with the same singular vectors and values near one."""
     a, b, c = COEFFICIENTS
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
@@ -34,100 +31,98 @@ def orthogonalise(x: Tensor) -> Tensor:
     return x.mT if tall else x
 
 
+class Muon:
+    """Muon for matrices [rows, columns], those of one shape batched: for small models the calls
+    cost more than the arithmetic."""
+
+    def __init__(self, matrices: Sequence[Tensor]):
+        self.momentum = {p: torch.zeros_like(p) for p in matrices}
+        self.groups: dict[torch.Size, list[Tensor]] = {}
+        for p in matrices:
+            self.groups.setdefault(p.shape, []).append(p)
+
+    def step(self, lr: Tensor) -> None:
+        for (rows, columns), matrices in self.groups.items():
+            group = [p for p in matrices if p.grad is not None]
+            if not group:
+                continue
+            gradients = [p.grad for p in group if p.grad is not None]
+            momenta = [self.momentum[p] for p in group]
+            torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
+            nesterov = torch._foreach_lerp(gradients, momenta, MOMENTUM)
+            updates = orthogonalise(torch.stack(nesterov))
+            # Steps of equal effect on the outputs whatever the shape.
+            updates *= lr * -(max(1.0, rows / columns) ** 0.5)
+            torch._foreach_add_(group, updates.unbind(0))
+
+
 class Optimizer:
-    """Steps of M models, each with its own settings, along the gradients that the weights hold."""
+    """One step for all weights, which hold their gradients in `grad`."""
 
-    def __init__(self, weights: Weights, configs: Sequence[TrainConfig]):
-        self.weights, self.configs = weights, configs
-        layout, gradient = weights.layout, weights.gradient
-        self.exp_avg = torch.zeros_like(gradient[:, layout.adamw])
-        self.exp_avg_sq = torch.zeros_like(self.exp_avg)
-        self.momentum = torch.zeros_like(gradient[:, layout.muon])
-        # One for all models would be raised by each of them.
-        self.taken = torch.zeros(len(configs), device=gradient.device)
-        rows = [(x.lr, x.muon_lr, x.clip or math.inf) for x in configs]
-        settings = torch.empty(len(rows), 3, device=gradient.device).copy_(torch.tensor(rows))
-        self.lr, self.muon_lr, self.limit = settings.unbind(1)
-        self.clipped = any(x.clip for x in configs)
-
-    def clip(self) -> None:
-        """A gradient that is longer than its model allows is shortened."""
-        if not self.clipped:
-            return
-        norm = torch.linalg.vector_norm(self.weights.gradient, dim=1)
-        self.weights.gradient.mul_((self.limit / (norm + 1e-6)).clamp(max=1.0)[:, None])
+    def __init__(self, weights: dict[str, Tensor], config: TrainConfig):
+        self.weights, self.config = weights, config
+        matrices = [
+            p
+            for name, p in weights.items()
+            if config.optimizer == "muon"
+            and p.ndim == 2
+            and re.fullmatch(r"blocks\..*\.weight", name)
+        ]
+        chosen = {id(p) for p in matrices}
+        rest = [p for p in weights.values() if id(p) not in chosen]
+        device = next(iter(weights.values())).device
+        self.peaks = torch.full((2,), config.lr, device=device)  # of AdamW and Muon
+        self.peaks[1] = config.muon_lr
+        self.lr, self.muon_lr = self.peaks.clone().split(1)
+        self.limit = torch.full((1,), config.clip, device=device)  # of the norm of the gradient
+        self.muon = Muon(matrices)
+        self.adamw = torch.optim.AdamW(
+            rest,
+            lr=config.lr,
+            betas=(config.beta1, config.beta2),
+            eps=EPSILON,
+            weight_decay=config.weight_decay,
+            fused=True,
+            capturable=device.type == "cuda",
+        )
+        self.adamw.param_groups[0]["lr"] = self.lr
+        for p in rest:  # torch makes them in the first step; a graph and a resume need them before
+            self.adamw.state[p] = {
+                "step": torch.zeros((), device=device),
+                "exp_avg": torch.zeros_like(p),
+                "exp_avg_sq": torch.zeros_like(p),
+            }
 
     @torch.no_grad()
     def step(self, factor: Tensor) -> None:
-        """One step of each model at factor [M] times its peak learning rate."""
-        self.taken.add_(1)
-        self._adamw(self.lr * factor)
-        if self.momentum.numel():
-            self._muon(self.muon_lr * factor)
+        """Take a step at `factor` (on the device) times the peak learning rates."""
+        if self.config.clip:
+            self._clip()
+        torch.mul(self.peaks[:1], factor, out=self.lr)
+        torch.mul(self.peaks[1:], factor, out=self.muon_lr)
+        self.adamw.step()
+        self.muon.step(self.muon_lr)
 
-    def _adamw(self, lr: Tensor) -> None:
-        columns = self.weights.layout.adamw
-        for row, config in enumerate(self.configs):
-            torch._fused_adamw_(
-                [self.weights.master[row, columns]],
-                [self.weights.gradient[row, columns]],
-                [self.exp_avg[row]],
-                [self.exp_avg_sq[row]],
-                [],
-                [self.taken[row]],
-                lr=lr[row],
-                beta1=config.beta1,
-                beta2=config.beta2,
-                weight_decay=config.weight_decay,
-                eps=EPSILON,
-                amsgrad=False,
-                maximize=False,
-            )
+    def _clip(self) -> None:
+        """Shorten the gradient, if it is longer than allowed. As torch's clip_grad_norm_, but all
+        numbers are tensors, so that a replayed step is the eager one bit for bit."""
+        gradients = [p.grad for p in self.weights.values() if p.grad is not None]
+        norms = torch.stack(torch._foreach_norm(gradients))
+        norm = torch.linalg.vector_norm(norms, dim=0, keepdim=True)
+        torch._foreach_mul_(gradients, (self.limit / (norm + 1e-6)).clamp(max=1.0)[0])
 
-    def _muon(self, lr: Tensor) -> None:
-        layout = self.weights.layout
-        gradient = self.weights.gradient[:, layout.muon]
-        self.momentum.lerp_(gradient, 1 - MOMENTUM)
-        ahead = torch.lerp(gradient, self.momentum, MOMENTUM)  # Nesterov
-        for alike in layout.alike:
-            here = alike._replace(start=alike.start - layout.muon.start)
-            updates = orthogonalise(layout.matrices(ahead, here).flatten(0, 1))
-            rows, columns = alike.shape
-            # Steps of equal effect on the outputs whatever the shape.
-            scaled = lr * -(max(1.0, rows / columns) ** 0.5)
-            layout.matrices(self.weights.master, alike).addcmul_(
-                updates.view(len(lr), alike.number, rows, columns), scaled[:, None, None, None]
-            )
+    def state(self, name: str) -> dict[str, Tensor]:
+        """Return the state tensors of one weight."""
+        p = self.weights[name]
+        if p in self.muon.momentum:
+            return {"momentum": self.muon.momentum[p]}
+        return dict(self.adamw.state[p])
 
-    def state(self, row: int) -> dict[str, Tensor]:
-        """Of a model, flat: "<parameter>:<entry>" -> tensor, which is a view."""
+    def state_dict(self) -> dict[str, Tensor]:
         return {
-            f"{name}:{entry}": x
-            for entry, buffer, start in self._entries()
-            for name, x in self._views(buffer[row], start).items()
+            f"{name}:{entry}": x for name in self.weights for entry, x in self.state(name).items()
         }
 
-    def load(self, row: int, tensors: dict[str, Tensor], steps: int) -> None:
-        """What `state` gave after so many steps; a run of before may have more, and tells by what
-        it lacks that a parameter has had no step yet."""
-        for key, x in self.state(row).items():
-            x.zero_()
-            if key in tensors:
-                x.copy_(tensors[key])
-        self.taken[row] = steps
-
-    def _entries(self) -> list[tuple[str, Tensor, int]]:
-        layout = self.weights.layout
-        return [
-            ("exp_avg", self.exp_avg, layout.adamw.start),
-            ("exp_avg_sq", self.exp_avg_sq, layout.adamw.start),
-            ("momentum", self.momentum, layout.muon.start),
-        ]
-
-    def _views(self, row: Tensor, start: int) -> dict[str, Tensor]:
-        found = {}
-        for name, place in self.weights.layout.places.items():
-            begin = place.start - start
-            if 0 <= begin < len(row):
-                found[name] = row[begin : begin + place.size].view(place.shape)
-        return found
+    def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
+        for key, x in self.state_dict().items():
+            x.copy_(tensors[key])

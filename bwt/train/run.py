@@ -1,186 +1,275 @@
-"""Starting a run, and continuing one."""
+"""A training run: a step, its directory, and what is recorded, evaluated and saved on the way."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from pathlib import Path
-from typing import Any
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
-from bwt import models, tasks
-from bwt.runs import environment
+from bwt import evaluate
+from bwt.evaluate import NotProbabilities, predictor
+from bwt.progress import duration
+from bwt.records.evaluation import Evaluation, Evaluations
+from bwt.records.metrics import MetricsRow
+from bwt.runs import checkpoints
 from bwt.runs.config import TrainConfig
-from bwt.runs.device import local_device
 from bwt.runs.directory import RunDirectory
-from bwt.runs.files import RunError, full_disk, is_full, read_object, write_json
-from bwt.runs.loading import read_config
-from bwt.tasks import statement
-from bwt.train import distributed, extending, freezing, state
-from bwt.train.curriculum import curriculum
-from bwt.train.loop import loop
-from bwt.train.penalty import KeyPenalty
-from bwt.train.program import graphed
-from bwt.train.settings import set_threads, torch_settings
-from bwt.train.signals import catch_signals
-from bwt.train.trainer import Result, Trainer
+from bwt.runs.files import RunError, write_json
+from bwt.train import distributed
+from bwt.train.divergence import Divergence, DivergenceCheck, all_finite
+from bwt.train.schedule import BLOCK, log_spaced
+from bwt.train.step import TrainStep
+
+LOG_POINTS = 100  # lines of training loss in metrics.jsonl
+NON_FINITE = "the model's predictions are not finite"
 
 
-def train(
-    config: TrainConfig,
-    out: str | Path,
-    *,
-    say: Callable[[str], None] = lambda text: None,
-    quiet: bool = False,
-    watch: bool = False,
-    opening: str | None = None,
-) -> Result:
-    """Trains a new run in the directory `out`, which must not hold anything yet. The opening is
-    said when all is in order, before the first step; `watch` draws a curve in the terminal."""
-    task = tasks.get(config.task, **config.task_options)
-    models.check_memory(task, config.model, config.model_options)
-    if config.key_penalty:
-        KeyPenalty(task, config.key_penalty)  # refused before there is a directory
-    curriculum(config, task)  # likewise
-    freezing.check(config, task)
-    device = local_device(config.device)
-    with torch_settings(config), distributed.joined(device):
-        graphed(config, device)  # likewise
-        _check_compile(config, device)
-        run = RunDirectory(out) if distributed.rank() else RunDirectory.create(out)
-        with _withdrawn_unless_begun(run), _alone(run):
-            trainer = Trainer(config, run, device, say, quiet, watch)
-            threads = set_threads(config.threads, trainer.flops())
-            if trainer.main:
-                if opening:
-                    say(opening)
-                say(statement(trainer.task, trainer.model.num_parameters))
-                environment = {**circumstances_of(config), "threads": {"0": threads}}
-                write_json(run.path / "environment.json", environment)
-                write_json(run.path / "config.json", config.to_json())  # from here on it is a run
-            return run_all([trainer])[0]
+@dataclass(frozen=True)
+class Result:
+    run: RunDirectory
+    step: int
+    evaluation: Evaluation | None  # None if the run was interrupted, or diverged
+    signal: int | None = None  # that interrupted it
+    divergence: Divergence | None = None
+    seconds: float = 0.0  # of training, without evaluations
 
 
-def circumstances_of(config: TrainConfig) -> dict[str, Any]:
-    """The machine, and where a task or a model comes from that is not ours."""
-    sources = {
-        "task": tasks.TASKS.source(config.task),
-        "model": models.MODELS.source(config.model),
-    }
-    registered = {kind: source for kind, source in sources.items() if source is not None}
-    return {**environment.collect(), **({"registered": registered} if registered else {})}
+class Run:
+    """One process of several writes files and messages; all call the same methods."""
 
+    def __init__(
+        self,
+        directory: RunDirectory,
+        config: TrainConfig,
+        step: TrainStep,
+        say: Callable[[str], None] = lambda text: None,
+    ):
+        self.directory, self.config, self.step, self.say = directory, config, step, say
+        self.main = distributed.rank() == 0
+        self.seconds = 0.0  # of training, without evaluations
+        self.logged = 0  # the step of the last log line
+        self.excess = math.nan  # bits of the training loss above the exact entropy, since then
+        self.evaluation: Evaluation | None = None  # the last one
+        self.check = DivergenceCheck(step.task.num_outcomes, step.losses)
+        self.divergence: Divergence | None = None
+        self.evaluations = self._evaluations()
+        self.logs = log_spaced(config.steps, LOG_POINTS) | self.evaluations
+        # Reading a loss waits for a device, and of several processes for the others.
+        self.reads_every_step = step.device.type == "cpu" and distributed.world_size() == 1
 
-@contextmanager
-def _withdrawn_unless_begun(run: RunDirectory) -> Iterator[None]:
-    """A start that fails leaves nothing behind that could be neither used again nor resumed."""
-    try:
-        yield
-    except BaseException:
-        if distributed.rank() == 0 and not (run.path / "config.json").exists():
-            run.withdraw()
-        raise
+    def _evaluations(self) -> set[int]:
+        """Return the steps that are evaluated and saved, besides the last one."""
+        config, plateau = self.config, self.step.plateau
+        if plateau is not None:
+            return plateau.evaluations()
+        steps = log_spaced(config.steps, config.evaluations, first=min(10, config.steps))
+        return steps | {config.freeze_at}  # what is gained after it is compared with it
 
+    @property
+    def last(self) -> int:
+        """The last step, as far as is known."""
+        plateau = self.step.plateau
+        return self.config.steps if plateau is None else plateau.last
 
-def _check_compile(config: TrainConfig, device: torch.device) -> None:
-    if config.compile == "graphs" and device.type != "cuda":
-        raise ValueError(f"compile graphs means CUDA graphs, and this runs on {device.type}")
+    @property
+    def ended(self) -> bool:
+        return self.step.count >= self.last or self.stopped
 
+    @property
+    def stopped(self) -> bool:
+        """Whether the run has diverged and is not to go on."""
+        return self.divergence is not None and self.config.on_divergence == "stop"
 
-def start_or_restore(trainer: Trainer, **circumstances: Any) -> None:
-    """Brings a run to its last saved step. One that has none yet begins here."""
-    run = trainer.run
-    if run.resumable_steps():
-        state.restore(trainer)
-    distributed.wait()
-    if not trainer.main:
-        return
-    lost = run.forget_after(trainer.step)
-    if lost:
-        trainer.say(f"{lost} line(s) of metrics.jsonl could not be read and were left out")
-    if not (run.path / "environment.json").exists():
-        write_json(
-            run.path / "environment.json", {**circumstances_of(trainer.config), **circumstances}
+    @property
+    def logs_now(self) -> bool:
+        return self.step.count in self.logs or self.step.count == self.last
+
+    @property
+    def reads_now(self) -> bool:
+        """Whether losses are read at this step; later ones overwrite them."""
+        unread = self.step.count - self.check.seen
+        return self.reads_every_step or self.logs_now or unread >= BLOCK
+
+    def read_losses(self) -> None:
+        """Look for divergence in the losses since the last time, and update `excess`."""
+        self.note(self.check.read(self.step.count))
+        _, self.excess, _ = self._loss_bits()
+
+    def record(self) -> Evaluation | None:
+        """Log this step; evaluate and save it if it is one of those."""
+        evaluates = self.step.count in self.evaluations or self.step.count == self.last
+        evaluation = self.evaluate() if evaluates and self.main else None
+        if self.main:
+            self._log(evaluation)
+        self.step.sums.zero_()
+        self.logged = self.step.count
+        if evaluates:
+            self._end_at_plateau(evaluation)
+            bad = Divergence(self.step.count, NON_FINITE)
+            if not self.note(bad if self.main and evaluation is None else None) and self.save():
+                self._say_evaluation(evaluation)
+        self.evaluation = evaluation
+        return evaluation
+
+    def evaluate(self) -> Evaluation | None:
+        """Compare the evaluated weights with exact Bayes; None if predictions are not finite."""
+        self.step.model.eval()
+        try:
+            with self.step.using(self.step.best()) as model:
+                return evaluate.evaluate(
+                    predictor(model),
+                    self.step.task,
+                    num_sequences=self.config.eval_sequences,
+                    batch_size=min(evaluate.BATCH, self.config.eval_sequences),
+                    seed=self.config.seed,
+                    device=self.step.device,
+                )
+        except NotProbabilities:
+            return None
+        finally:
+            self.step.model.train()
+
+    def _loss_bits(self) -> tuple[float, float, float]:
+        """Return the mean training loss since the last log line, its excess over the entropy of
+        the exact posteriors, and the standard error of that entropy."""
+        count = max(1, self.step.count - self.logged)
+        loss, exact, error = (self.step.sums / count / math.log(2)).tolist()
+        return loss, loss - exact, error
+
+    def _log(self, evaluation: Evaluation | None) -> None:
+        loss, excess, error = self._loss_bits()
+        row = MetricsRow(
+            step=self.step.count,
+            seconds=round(self.seconds, 3),
+            sequences=self.step.count * self.config.batch_size * distributed.world_size(),
+            loss=loss,
+            excess=excess,
+            excess_se=error,
+            evaluation=None if evaluation is None else means(evaluation),
         )
+        self.directory.append_metrics(row)
 
+    def _say_evaluation(self, evaluation: Evaluation | None) -> None:
+        if evaluation is not None:
+            self.say(line(self.step.count, self.last, self.seconds, evaluation))
+        distributed.barrier()
 
-def open_again(out: str | Path) -> tuple[RunDirectory, TrainConfig]:
-    """A run to be continued, or begun.
+    def _end_at_plateau(self, evaluation: Evaluation | None) -> None:
+        """Let the learning rate fall if a plateau is reached; one process has the evaluation."""
+        plateau = self.step.plateau
+        if plateau is None:
+            return
+        if evaluation is not None:
+            plateau.record(self.step.count, evaluation)
+        if distributed.any_rank(self.main and plateau.reached(self.step.count)):
+            plateau.ending = self.step.count
+            self.step.reschedule()
 
-    Raises:
-        RunError: it is none, or it has diverged.
-    """
-    run = RunDirectory.open(out)
-    config, _ = read_config(run)
-    if run.divergence:
-        raise RunError(f"{run.path} {run.divergence_in_words()}; to resume it would repeat that")
-    return run, config
+    def note(self, divergence: Divergence | None) -> bool:
+        """Return whether any process has found that the run diverged; the first time counts."""
+        diverged = distributed.any_rank(divergence is not None)
+        if diverged and self.divergence is None:
+            divergence = divergence or Divergence(self.step.count, "another process diverged")
+            last = self.directory.last_step()
+            self.divergence = dataclasses.replace(divergence, checkpoint=last)
+            if self.main and not self.stopped:
+                self.say(f"{self.divergence}; going on, as asked")
+        return diverged
 
+    def save(self) -> bool:
+        """Write a checkpoint; each process has its own state of the data. Return whether there was
+        something worth saving: otherwise the last checkpoint stays the last one."""
+        tensors = self.step.tensors()
+        bad = Divergence(self.step.count, "the weights are not finite")
+        if self.note(None if all_finite(tensors.values()) else bad):
+            return False
+        generators = distributed.gather(self.step.generator.get_state())
+        if self.main:
+            weights = {**self.step.best(), **dict(self.step.model.named_buffers())}
+            state = {**tensors, "generator": generators, **self._state()}
+            checkpoints.save(self.directory, self.step.count, weights, state)
+        return True
 
-def resume(
-    out: str | Path,
-    *,
-    extend: int | None = None,
-    threads: int = 0,
-    say: Callable[[str], None] = lambda text: None,
-    quiet: bool = False,
-    watch: bool = False,
-) -> Result:
-    """Continues a run from its last saved step, as if it had never stopped; from its beginning, if
-    none was saved yet. One that is finished can be extended by some steps (see extending.py).
-    `threads`, if not 0, replaces the run's own number of CPU threads; with the same number a run
-    continues bit for bit, otherwise up to rounding."""
-    run, before = open_again(out)
-    config = before if extend is None else extending.extended(run, before, extend)
-    device = local_device(config.device)
-    with torch_settings(config), distributed.joined(device), _alone(run):
-        trainer = Trainer(config, run, device, say, quiet, watch)
-        count = set_threads(threads or config.threads, trainer.flops())
-        start_or_restore(trainer)
-        if trainer.main:
-            record_threads(trainer, count)
-            if extend is not None:
-                record_extension(trainer, before)
-            say(f"resuming {run.path} at step {trainer.step} of {trainer.last}")
-        return run_all([trainer])[0]
+    def _state(self) -> dict[str, torch.Tensor]:
+        counts = {"logged": self.logged, "above": self.check.above}
+        state = {f"run/{name}": torch.tensor(x) for name, x in counts.items()}
+        state["run/seconds"] = torch.tensor(self.seconds, dtype=torch.float64)
+        if (plateau := self.step.plateau) is not None:
+            kl = torch.tensor(list(plateau.kl.items()), dtype=torch.float64).view(-1, 2)
+            state["plateau/kl"] = kl
+            state["plateau/ending"] = torch.tensor(-1 if plateau.ending is None else plateau.ending)
+        return state
 
+    def restore(self) -> None:
+        """Go to the last state that was saved.
 
-def record_threads(trainer: Trainer, threads: int) -> None:
-    """Add the number of threads from here on to environment.json, if it changes."""
-    path = trainer.run.path / "environment.json"
-    environment = read_object(path)
-    recorded = environment.get("threads", {})
-    before = list(recorded.values())[-1:]
-    if before != [threads]:
-        write_json(path, {**environment, "threads": {**recorded, str(trainer.step): threads}})
-    if before and before != [threads]:
-        trainer.say(
-            f"CPU threads: {threads} from here on, {before[0]} before; results are equal up to "
-            "rounding, not bit for bit"
-        )
-
-
-def record_extension(trainer: Trainer, before: TrainConfig) -> None:
-    """When all is in order, before the first step."""
-    extending.record(trainer.run, trainer.config)
-    trainer.say(extending.in_words(before, trainer.config))
-
-
-@contextmanager
-def _alone(run: RunDirectory) -> Iterator[None]:
-    """Of all processes that train a run, the first holds its lock, and the others wait for it."""
-    with run.locked() if distributed.rank() == 0 else nullcontext():
-        distributed.wait()
-        yield
-
-
-def run_all(trainers: Sequence[Trainer]) -> list[Result]:
-    """Of one program, until they end or somebody interrupts them."""
-    caught: list[int] = []
-    try:
-        with catch_signals(caught):
-            return loop(trainers, caught)
-    except OSError as error:
-        if not is_full(error):
+        Raises:
+            RunError: it is damaged, or of another run.
+        """
+        step, state = checkpoints.load_state(self.directory)
+        try:
+            self._restore_own(step, state)
+            self.step.load(step, state)
+            self.step.generator.set_state(self._own_generator(state["generator"]))
+        except RunError:
             raise
-        paths = " ".join(str(trainer.run.path) for trainer in trainers)
-        raise full_disk(error, f"go on with bwt train --resume {paths}") from error
+        except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
+            path = self.directory.state_path(step)
+            raise RunError(f"{path} is not the state of this run: {error!r}") from error
+
+    def _restore_own(self, step: int, state: dict[str, torch.Tensor]) -> None:
+        self.logged, self.check.above = (int(state[f"run/{x}"]) for x in ("logged", "above"))
+        self.seconds = state["run/seconds"].item()
+        self.check.seen = step
+        if (plateau := self.step.plateau) is not None:
+            ending = int(state["plateau/ending"])
+            plateau.ending = None if ending < 0 else ending
+            plateau.kl = {int(at): kl for at, kl in state["plateau/kl"].tolist()}
+            if step in self.config.extended:
+                plateau.reopen()
+
+    def _own_generator(self, states: torch.Tensor) -> torch.Tensor:
+        if len(states) != distributed.world_size():
+            raise RunError(
+                f"{self.directory.path} has data for {len(states)} process(es) and there are "
+                f"{distributed.world_size()}; resume it with as many as it was started with"
+            )
+        return states[distributed.rank()].clone()
+
+    def interrupt(self, signal: int) -> Result:
+        """Save the run, which a signal has stopped, at this step."""
+        self.note(self.check.read(self.step.count))  # a checkpoint has the count of bad losses
+        if self.stopped or not self.save():
+            return self.finish()
+        distributed.barrier()
+        return Result(self.directory, self.step.count, None, signal)
+
+    def finish(self) -> Result:
+        """Write the evaluation of the last step, or how the run diverged."""
+        whole = self.step.count == self.last and not self.stopped
+        evaluation = self.evaluation
+        if self.main and whole and evaluation is None:  # resumed after its last step
+            evaluation = self.evaluate()
+        step, path = self.step.count, self.directory.path
+        if distributed.any_rank(self.main and whole and evaluation is not None):
+            if self.main:
+                write_json(path / "evaluation.json", Evaluations(evaluation).to_json())
+            return Result(self.directory, step, evaluation, seconds=self.seconds)
+        self.note(Divergence(step, NON_FINITE))
+        if self.main and self.divergence is not None:
+            write_json(path / "diverged.json", dataclasses.asdict(self.divergence))
+        return Result(self.directory, step, None, divergence=self.divergence)
+
+
+def means(evaluation: Evaluation) -> dict[str, float]:
+    return {name: estimate.mean for name, estimate in evaluation.model.overall.items()}
+
+
+def line(step: int, last: int, seconds: float, evaluation: Evaluation) -> str:
+    overall = means(evaluation)
+    rate = step / max(seconds, 1e-9)
+    return (
+        f"step {step:>7}  {seconds:7.1f} s  entropy_mae {overall['entropy_mae']:.5f}  "
+        f"kl {overall['kl']:.5f} bits  ({rate:.1f} steps/s, {duration((last - step) / rate)} left)"
+    )

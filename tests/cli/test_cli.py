@@ -68,7 +68,7 @@ def test_bad_value_is_one_line_and_two(argv, complaint, capsys, tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     # As on a machine without a GPU; and no training starts, were a value not refused.
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr("bwt.train.run.loop", lambda *_: pytest.fail("a training has begun"))
+    monkeypatch.setattr("bwt.train.loop.loop", lambda *_: pytest.fail("a training has begun"))
     assert main(argv) == 2
     captured = capsys.readouterr()
     assert captured.err.count("\n") == 1 and complaint in captured.err

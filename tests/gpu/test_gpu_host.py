@@ -96,7 +96,7 @@ def test_help_shows_the_steps_of_the_preset(gpus, words, steps, capsys):
 )
 def test_train_says_which_preset_it_takes(words, opening, gpus, work, capsys, monkeypatch):
     # The steps themselves are taken on the CPU.
-    monkeypatch.setattr("bwt.train.run.local_device", lambda name: torch.device("cpu"))
+    monkeypatch.setattr("bwt.train.loop.local_device", lambda name: torch.device("cpu"))
     assert main(["train", "bijection", "--out", "run", *TINY, *words]) == 0
     first, second = capsys.readouterr().out.splitlines()[:2]
     assert first.startswith(opening) and second.startswith("Each sequence draws one of 4!")
@@ -112,7 +112,7 @@ def test_train_says_which_preset_it_takes(words, opening, gpus, work, capsys, mo
     ],
 )
 def test_bad_value_is_one_line_and_two(words, complaint, gpus, work, capsys, monkeypatch):
-    monkeypatch.setattr("bwt.train.run.loop", lambda *_: pytest.fail("a training has begun"))
+    monkeypatch.setattr("bwt.train.loop.loop", lambda *_: pytest.fail("a training has begun"))
     assert main(["train", "bijection", *words]) == 2
     captured = capsys.readouterr()
     assert captured.err.count("\n") == 1 and complaint in captured.err
@@ -171,14 +171,14 @@ def test_the_group_is_bound_to_the_device_of_the_process(device, monkeypatch):
         torch.distributed, "init_process_group", lambda *args, **named: calls.append((args, named))
     )
     monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: calls.append("left"))
-    with distributed.joined(torch.device(device)):
+    with distributed.process_group(torch.device(device)):
         pass
     gpu = (("cpu:gloo,cuda:nccl",), {"device_id": torch.device("cuda:1")})
     assert calls == [gpu if device != "cpu" else (("gloo",), {}), "left"]
 
 
 def test_only_the_first_process_speaks(gpus, work, capsys, monkeypatch):
-    monkeypatch.setattr("bwt.train.run.local_device", lambda name: torch.device("cpu"))
+    monkeypatch.setattr("bwt.train.loop.local_device", lambda name: torch.device("cpu"))
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert main(["train", "bijection", "--out", "run", *TINY]) == 0
@@ -247,7 +247,7 @@ def test_sweep_says_which_preset_it_takes(gpus, work, capsys, monkeypatch):
 def test_a_run_of_a_gpu_host_is_read_by_others(gpus, work, capsys, monkeypatch):
     """What is recorded of the machine names its GPUs, and another machine evaluates the run."""
     with monkeypatch.context() as patch:
-        patch.setattr("bwt.train.run.local_device", lambda name: torch.device("cpu"))
+        patch.setattr("bwt.train.loop.local_device", lambda name: torch.device("cpu"))
         assert main(["train", "bijection", "--out", "run", "--json", *TINY]) == 0
     saved = json.loads((work / "run/environment.json").read_text())
     assert saved["machine"]["cuda_devices"] == ["NVIDIA A100 (sm_80)"] * gpus

@@ -7,6 +7,7 @@ import signal
 import pytest
 import torch
 from helpers.same_runs import same_files
+from helpers.small_runs import interrupt_at
 from helpers.tolerances import training_error
 
 from bwt import train
@@ -45,60 +46,51 @@ def configuration(task: str, model: str, **changes) -> TrainConfig:
     return dataclasses.replace(base, **changes)
 
 
-class OnTheSameData(train.Trainer):
-    """Draws on the CPU, whatever the device: the generators of a GPU draw other numbers."""
-
-    def sample(self):
-        batch = self.task.sample(
-            self.config.batch_size, generator=self.source, posterior=False, device="cpu"
-        )
-        moved = batch._replace(
-            **{
-                name: None if x is None else x.to(self.device)
-                for name, x in batch._asdict().items()
-            }
-        )
-        # The exact posterior is the device's own.
-        if self.config.targets == "posterior":
-            moved = moved._replace(posterior=self.task.posterior(moved))
-        return moved
+def batch_of(step, source):
+    """Draw a batch on the CPU, whatever the device: the generators of a GPU draw other numbers."""
+    batch = step.task.sample(
+        step.config.batch_size, generator=source, posterior=False, device="cpu"
+    )
+    moved = type(batch)(*(None if x is None else x.to(step.device) for x in batch))
+    if step.config.targets == "posterior":  # which is the device's own
+        moved = moved._replace(posterior=step.task.posterior(moved))
+    return moved
 
 
-def updates(config: TrainConfig, device: str, folder):
-    """Losses of the updates, and the gradients of the first."""
-    run = RunDirectory.create(folder)
-    trainer = OnTheSameData(config, run, torch.device(device), lambda text: None)
-    trainer.source = torch.Generator().manual_seed(1)
+def updates(config: TrainConfig, device: str):
+    """Return the losses of the updates, and the gradients of the first."""
+    step = train.build_step(config, torch.device(device))
+    source = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for p in trainer.parameters:  # a head of zeros would pass on no gradient
-            p.add_((0.1 * torch.randn(p.shape, generator=trainer.source)).to(device))
+        for p in step.master.values():  # a head of zeros would pass on no gradient
+            p.add_((0.1 * torch.randn(p.shape, generator=source)).to(device))
     losses, gradients = [], None
     for _ in range(UPDATES):
-        trainer.sums.zero_()
-        trainer.update(False)
-        losses.append(trainer.sums[0].item())
+        step.sums.zero_()
+        step.update(batch_of(step, source))
+        losses.append(step.sums[0].item())
         if gradients is None:
-            gradients = [p.grad.cpu().double().flatten() for p in trainer.parameters]
+            gradients = [p.grad.cpu().double().flatten() for p in step.trained.values()]
     return torch.tensor(losses, dtype=torch.float64), torch.cat(gradients)
 
 
 @pytest.mark.parametrize("targets", ["sampled", "posterior"])
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("task", TASKS)
-def test_updates_agree_with_the_cpu(task, model, targets, tmp_path):
+def test_updates_agree_with_the_cpu(task, model, targets):
     config = configuration(task, model, targets=targets)
-    losses, gradients = updates(config, "cpu", tmp_path / "cpu")
+    losses, gradients = updates(config, "cpu")
     half = dataclasses.replace(config, precision="bf16")
-    half_losses, half_gradients = updates(half, "cpu", tmp_path / "cpu16")
+    half_losses, half_gradients = updates(half, "cpu")
 
     bound = training_error(torch.float32)
-    on_gpu, gpu_gradients = updates(config, "cuda", tmp_path / "gpu")
+    on_gpu, gpu_gradients = updates(config, "cuda")
     assert (gpu_gradients - gradients).abs().max() <= bound * gradients.abs().max()
     torch.testing.assert_close(on_gpu, losses, rtol=bound, atol=0)
 
     # In bf16 both are off by roundings of their own: twice what the CPU loses, and its rounding.
     bound = training_error(torch.bfloat16)
-    on_gpu, gpu_gradients = updates(half, "cuda", tmp_path / "gpu16")
+    on_gpu, gpu_gradients = updates(half, "cuda")
     allowed = 2 * (half_gradients - gradients).norm() + bound * gradients.norm()
     assert (gpu_gradients - gradients).norm() <= allowed
     allowed = 2 * (half_losses - losses).abs().max() + bound * losses.max()
@@ -107,14 +99,13 @@ def test_updates_agree_with_the_cpu(task, model, targets, tmp_path):
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("targets", ["sampled", "posterior"])
-def test_a_step_neither_waits_nor_feeds(task, targets, tmp_path, emulated_device):
+def test_a_step_neither_waits_nor_feeds(task, targets, emulated_device):
     """Counted below torch's dispatcher, so inside the launchers of our kernels as well."""
     config = configuration(task, "transformer", targets=targets)
-    run = RunDirectory.create(tmp_path / "run")
-    trainer = train.Trainer(config, run, torch.device("cuda"), lambda text: None)
-    trainer.update(False)  # makes what is made once
+    step = train.build_step(config, torch.device("cuda"))
+    step.update()  # makes what is made once
     before = emulated_device.counts()
-    trainer.update(False)
+    step.update()
     assert emulated_device.counts() == before
 
 
@@ -126,16 +117,8 @@ def test_the_command_trains_on_the_gpu_and_resumes_bit_for_bit(tmp_path, capsys,
     options = ["--num-symbols", "4", "--heads", "2", *SHORT]
     assert main(["train", "bijection", *options, "--out", str(tmp_path / "whole")]) == 0
     assert "bits from exact Bayes" in capsys.readouterr().out
-    update = train.Trainer.update
-
-    def stop_after_two(self, stop):
-        done = update(self, stop)
-        if self.step == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return done
-
     with monkeypatch.context() as patch:
-        patch.setattr(train.Trainer, "update", stop_after_two)
+        interrupt_at(2, lambda: os.kill(os.getpid(), signal.SIGTERM), patch)
         stopped = main(["train", "bijection", *options, "--out", str(tmp_path / "parts")])
     assert stopped == 128 + signal.SIGTERM
     assert main(["train", "--resume", str(tmp_path / "parts")]) == 0
@@ -146,9 +129,8 @@ def test_the_command_trains_on_the_gpu_and_resumes_bit_for_bit(tmp_path, capsys,
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_compiled_updates_agree_with_those_that_are_not(model, tmp_path):
+def test_compiled_updates_agree_with_those_that_are_not(model):
     """By Inductor, whose code checks the layout of every result of our ops."""
-    from torch._inductor import config as inductor  # takes seconds to load
 
     choices = {
         "shape_padding": False,  # decided by timing
@@ -158,10 +140,10 @@ def test_compiled_updates_agree_with_those_that_are_not(model, tmp_path):
         "triton.autotune_pointwise": False,
     }
     config = configuration("hmm", model)
-    losses, gradients = updates(config, "cuda", tmp_path / "eager")
+    losses, gradients = updates(config, "cuda")
     compiled = dataclasses.replace(config, compile="on")
-    with inductor.patch(choices):
-        found, found_gradients = updates(compiled, "cuda", tmp_path / "compiled")
+    with torch._inductor.config.patch(choices):
+        found, found_gradients = updates(compiled, "cuda")
     bound = training_error(torch.float32)
     torch.testing.assert_close(found, losses, rtol=bound, atol=0)
     assert (found_gradients - gradients).abs().max() <= bound * gradients.abs().max()

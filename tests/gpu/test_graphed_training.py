@@ -6,13 +6,12 @@ import signal
 
 import pytest
 import torch
-from helpers.prepared_runs import prepared
 from helpers.same_runs import same_files
+from helpers.small_runs import interrupt_at
 
 from bwt import train
 from bwt.runs.config import TrainConfig
-from bwt.runs.directory import RunDirectory
-from bwt.train import graphs, program
+from bwt.train import graphs
 
 pytestmark = pytest.mark.gpu
 
@@ -64,47 +63,24 @@ def test_a_run_with_graphs_is_the_run_without(variant, tmp_path):
     same_files(graphed, eager)
 
 
-def test_runs_in_a_stack_are_those_without_graphs(tmp_path):
-    found = {}
-    for graph in ("on", "off"):
-        configs = [
-            dataclasses.replace(BASE, seed=seed, lr=1e-3 * (1 + seed), graph=graph)
-            for seed in (0, 1)
-        ]
-        found[graph] = train.resume_together(prepared(tmp_path / graph, configs))
-    for one, two in zip(found["on"], found["off"], strict=True):
-        same_files(one.run, two.run)
-
-
-def trainer_of(config, folder):
-    run = RunDirectory.create(folder)
-    return train.Trainer(config, run, torch.device("cuda"), lambda text: None)
-
-
-def test_a_step_is_one_launch_and_the_host_neither_waits_nor_copies(tmp_path, emulated_device):
-    trainer = trainer_of(dataclasses.replace(BASE, steps=20, average=0.0), tmp_path / "run")
+def test_a_step_is_one_launch_and_the_host_neither_waits_nor_copies(emulated_device):
+    config = dataclasses.replace(BASE, steps=20, average=0.0)
+    step = train.build_step(config, torch.device("cuda"))
     for _ in range(3):
-        trainer.update(False)
+        step.update()
     launches, counts = emulated_device.launches(), emulated_device.counts()
     for _ in range(5):
-        trainer.update(False)
+        step.update()
     after = emulated_device.launches()
     assert (after.kernels - launches.kernels, after.graphs - launches.graphs) == (0, 5)
     assert emulated_device.counts() == counts
-    assert trainer.step == trainer.program.timetable.step.item() == 8
+    assert step.count == step.schedule.step.item() == 8
 
 
 def test_resumed_with_graphs_it_is_the_same_bit_for_bit(tmp_path, monkeypatch):
     whole = train.train(BASE, tmp_path / "whole").run
-    update = train.Trainer.update
-
-    def stopping(self, wished):
-        if self.step == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return update(self, wished)
-
     with monkeypatch.context() as patch:
-        patch.setattr(train.Trainer, "update", stopping)
+        interrupt_at(5, lambda: os.kill(os.getpid(), signal.SIGTERM), patch)
         run = train.train(BASE, tmp_path / "parts").run
     assert run.resumable_steps() == [5]
     train.resume(run.path)
@@ -115,13 +91,13 @@ def test_resumed_with_graphs_it_is_the_same_bit_for_bit(tmp_path, monkeypatch):
 
 def test_a_step_that_cannot_be_captured_is_said_and_goes_on(tmp_path, monkeypatch):
     """By default; it is an error if graphs were asked for."""
-    update = program.Program._update
+    record = train.TrainStep._record
 
-    def peeking(self, phase, loss):
-        loss.sum().item()
-        update(self, phase, loss)
+    def peeking(self, numbers):
+        numbers.sum().item()
+        record(self, numbers)
 
-    monkeypatch.setattr(program.Program, "_update", peeking)
+    monkeypatch.setattr(train.TrainStep, "_record", peeking)
     config = dataclasses.replace(BASE, graph="auto")
     with pytest.warns(RuntimeWarning, match="not captured as a CUDA graph.*not permitted"):
         spoiled = train.train(config, tmp_path / "auto").run

@@ -12,7 +12,6 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bwt import models, tasks, train
 from bwt.runs.config import TrainConfig
-from bwt.train import distributed
 
 HMM = dict(num_states=3, num_symbols=3, length=3, floor=0.05, stickiness=0.2)
 RECALL = dict(num_pairs=4, num_queries=2, num_keys=8, num_values=8)
@@ -53,14 +52,14 @@ def watched_updates(config, *targets):
     """A step towards each of the targets; what was seen in each."""
     seen = {}
     with on_the_device():
-        trainer = train.Trainer(config, None, CUDA, print)
-        trainer.expected = torch.zeros(1, 2, device=CUDA)  # measured before the first step
+        step = train.build_step(config, CUDA)
+        step.expected = torch.zeros(1, 2, device=CUDA)  # measured before the first step
         for target in targets:
-            trainer.config = dataclasses.replace(config, targets=target)
+            step.config = dataclasses.replace(config, targets=target)
             with Watch() as seen[target]:
-                trainer.update(False)
-        assert trainer.step == len(targets)
-        assert all(p.grad is not None and p.grad.device == CUDA for p in trainer.parameters)
+                step.update()
+        assert step.count == len(targets)
+        assert all(p.grad is not None and p.grad.device == CUDA for p in step.trained.values())
     return seen
 
 
@@ -104,10 +103,9 @@ def test_the_steps_are_those_of_a_gpu():
     assert {"selective_scan", "bijection_posterior", "baddbmm", "convolution"} <= seen.ops
 
 
-def test_a_step_of_several_processes(monkeypatch):
+def test_a_step_of_several_processes():
     """The message between GPUs is made and taken apart there. What the hosts ask each other beside
     it has nothing to do with the device; test_train has that."""
-    monkeypatch.setattr(distributed.Agreement, "any", lambda self, wish: wish)
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     try:
         seen = watched_updates(small_config("recall", "mlp-prefix"), "sampled", "posterior")

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from bwt import models
 from bwt.ops import _library
-from bwt.train import trainer
+from bwt.train import loop
 
 CUDA = torch.device("cuda", 0)
 
@@ -183,7 +183,7 @@ def _topological(root) -> list:
 
 @contextmanager
 def on_the_device():
-    """Inside, Trainer and all ops work on fake tensors of a GPU. Yields the mode to run in."""
+    """Make training steps and all ops work on fake tensors of a GPU; yields the mode to run in."""
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         stack.enter_context(device_guard())
         pretend(patch, 1)
@@ -191,7 +191,7 @@ def on_the_device():
         patch.setattr(torch.Tensor, "backward", backward)
         # A fake module cannot be moved: it is made where it belongs.
         patch.setattr(torch.nn.Module, "to", lambda self, device: self)
-        patch.setattr(trainer, "build_model", _build_on_the_device)
+        patch.setattr(loop, "build_model", _build_on_the_device)
         yield stack.enter_context(FakeTensorMode())
 
 

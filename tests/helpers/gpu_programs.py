@@ -11,6 +11,7 @@ from functools import partial
 from unittest import mock
 
 import numpy as np
+import pytest
 import torch
 from safetensors.torch import load_file
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -19,6 +20,7 @@ from bwt import ops, reference, streams, train
 from bwt.runs.config import TrainConfig
 from bwt.runs.directory import RunDirectory
 from helpers import ROOT
+from helpers.small_runs import interrupt_at
 from helpers.tolerances import attention_error, scan_error
 
 SMALL = TrainConfig(
@@ -140,8 +142,8 @@ def graph_replays(device):
 
 
 def draw_batches(config, count):
-    made = train.Trainer(config, RunDirectory("."), torch.device("cpu"), print, True)
-    return [made.sample() for _ in range(count)]
+    made = train.build_step(config, torch.device("cpu"))
+    return [made.sample(made.task) for _ in range(count)]
 
 
 def moved(batch, device):
@@ -150,19 +152,18 @@ def moved(batch, device):
 
 def three_steps(config, device, batches, perturbation=0.0):
     """(losses, weights) of three updates on given data."""
-    made = train.Trainer(config, RunDirectory("."), torch.device(device), print, True)
+    made = train.build_step(config, torch.device(device))
     generator = torch.Generator().manual_seed(11)
     with torch.no_grad():
-        for p in made.parameters:
+        for p in made.master.values():
             signs = torch.randn(p.shape, generator=generator).sign().to(device)
             p.mul_(1 + perturbation * signs)
-    queue, losses = iter(batches), []
-    made.sample = lambda: moved(next(queue), device)
-    for _ in batches:
+    losses = []
+    for batch in batches:
         made.sums.zero_()
-        made.update(False)
+        made.update(moved(batch, device))
         losses.append(made.sums[0].item())
-    weights = torch.cat([p.detach().double().cpu().flatten() for p in made.parameters])
+    weights = torch.cat([p.detach().double().cpu().flatten() for p in made.master.values()])
     return np.array(losses), weights.numpy()
 
 
@@ -204,19 +205,9 @@ def resume_is_exact(device, tmp_path, **changes):
     """Interrupted and resumed equals uninterrupted, bit for bit."""
     config = dataclasses.replace(SMALL, device=device, **changes)
     whole = train.train(config, tmp_path / "whole").run
-    update = train.Trainer.update
-
-    def interrupted(self, stop):
-        done = update(self, stop)
-        if self.step == 5:
-            os.kill(os.getpid(), signal.SIGINT)
-        return done
-
-    train.Trainer.update = interrupted
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_at(5, lambda: os.kill(os.getpid(), signal.SIGINT), patch)
         first = train.train(config, tmp_path / "parts")
-    finally:
-        train.Trainer.update = update
     assert first.signal == signal.SIGINT and first.step < config.steps
     second = train.resume(tmp_path / "parts").run
     last = max(whole.steps())
@@ -248,13 +239,13 @@ def processes_agree(device, count, tmp_path):
         streams.generator("training", config.seed, device, rank=rank) for rank in range(count)
     ]
 
-    def sample(self):
+    def sample(self, task):
         options = dict(device=self.device, posterior=False)
         parts = [self.task.sample(16 // count, generator=x, **options) for x in generators]
         tokens, targets = (torch.cat([getattr(x, n) for x in parts]) for n in ("tokens", "targets"))
         return parts[0]._replace(tokens=tokens, targets=targets)
 
-    with mock.patch.object(train.Trainer, "sample", sample):
+    with mock.patch.object(train.TrainStep, "sample", sample):
         one = train.train(config, tmp_path / "one").run
     losses = [[row.loss for row in run.read_metrics()] for run in (one, many)]
     # Sums in another order; 1e-4 bits is what test_train allows two processes on a CPU.

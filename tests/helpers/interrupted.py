@@ -10,15 +10,14 @@ from bwt.cli import main
 from bwt.train import distributed
 
 rank, step = map(int, sys.argv[1:3])
-update = train.Trainer.update
+update = train.TrainStep.update
 
 
-def interrupted(self, stop):
-    done = update(self, stop)
-    if (distributed.rank(), self.step) == (rank, step):
+def interrupted(self, batch=None):
+    update(self, batch)
+    if (distributed.rank(), self.count) == (rank, step):
         os.kill(os.getpid(), signal.SIGTERM)
-    return done
 
 
-train.Trainer.update = interrupted
+train.TrainStep.update = interrupted
 sys.exit(main(sys.argv[3:]))

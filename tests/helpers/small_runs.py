@@ -16,15 +16,14 @@ SMALL = TrainConfig(
 
 
 def interrupt_at(step, action, monkeypatch):
-    update = train.Trainer.update
+    update = train.TrainStep.update
 
-    def patched(self, stop):
-        done = update(self, stop)
-        if self.step == step:
+    def patched(self, batch=None):
+        update(self, batch)
+        if self.count == step:
             action()
-        return done
 
-    monkeypatch.setattr(train.Trainer, "update", patched)
+    monkeypatch.setattr(train.TrainStep, "update", patched)
 
 
 def crash():

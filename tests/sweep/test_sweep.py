@@ -83,10 +83,10 @@ def test_a_cell_cut_short_goes_on_from_its_checkpoint(tmp_path):
     alone = load_weights(train.train(config, tmp_path / "alone").run)
     run = train.train(config, cell.path).run
     # As if it had died after its second checkpoint, in the middle of a line.
-    trainer = train.Trainer(config, run, torch.device("cpu"), print, True)
+    half = train.Run(run, config, train.build_step(config, torch.device("cpu")))
     for _ in range(17):
-        trainer.update(False)
-    trainer.save()
+        half.step.update()
+    half.save()
     (cell.path / "evaluation.json").unlink()
     with open(cell.path / "metrics.jsonl", "a") as file:
         file.write('{"step": 99')

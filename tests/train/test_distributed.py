@@ -50,12 +50,12 @@ def test_two_processes_equal_one_that_draws_from_both_streams(two, tmp_path, mon
     config = dataclasses.replace(TrainConfig.from_json(run.read_config()), batch_size=16)
     generators = [streams.generator("training", config.seed, rank=rank) for rank in range(2)]
 
-    def sample(self):
+    def sample(self, task):
         parts = [self.task.sample(8, generator=x, posterior=False) for x in generators]
         tokens, targets = (torch.cat([getattr(x, n) for x in parts]) for n in ("tokens", "targets"))
         return parts[0]._replace(tokens=tokens, targets=targets)
 
-    monkeypatch.setattr(train.Trainer, "sample", sample)
+    monkeypatch.setattr(train.TrainStep, "sample", sample)
     one = train.train(config, tmp_path / "one").run
     assert [step for step, _ in losses(one)] == [step for step, _ in losses(run)]
     for (_, a), (_, b) in zip(losses(one), losses(run), strict=True):
@@ -70,7 +70,7 @@ def test_two_processes_stop_together_and_resume_without_a_difference(two, tmp_pa
     assert torchrun(tmp_path, *words).returncode != 0
     run = RunDirectory.open(tmp_path / "run")
     step, state = load_state(run)
-    assert step == 6  # asked for after step 4: told in step 5, heard of in step 6
+    assert step == 4
     assert len(state["generator"]) == 2 and not torch.equal(*state["generator"])
     with pytest.raises(RunError, match=r"data for 2 process\(es\) and there are 1"):
         train.resume(run.path)
@@ -105,37 +105,16 @@ def test_two_processes_diverge_together(tmp_path):
     assert run.last_step() is None or run.last_step() < 5
 
 
-def test_gradients_leave_in_buckets_while_backward_goes_on(monkeypatch):
-    """Of one process that speaks to itself: the first message leaves before the last gradient is
-    there, each once, and a parameter without a gradient sends zeros."""
-    monkeypatch.setattr(distributed, "BUCKET", 16)
+def test_gradients_are_means_and_a_missing_one_counts_as_zero(monkeypatch):
+    """Of two processes, the other one with gradients of one everywhere."""
+
+    def all_reduce(message):
+        message += 1
+
     monkeypatch.setattr(distributed, "world_size", lambda: 2)
-    sent = []
-
-    class Done:
-        def wait(self):
-            pass
-
-    def all_reduce(message, async_op):
-        sent.append((message.numel(), first.grad is not None))
-        message *= 2  # another process has the same
-        return Done()
-
     monkeypatch.setattr(distributed.dist, "all_reduce", all_reduce)
-    first, second = (torch.randn(4, 4, requires_grad=True) for _ in range(2))
-    idle = torch.randn(3, requires_grad=True)
-    buckets = distributed.Buckets({"idle": idle, "first": first, "second": second})
-    for _ in range(2):
-        sent.clear()
-        for p in (first, second, idle):
-            p.grad = None
-        x = torch.randn(2, 4)
-        loss = (x @ first @ second).sum().view(1)
-        buckets.announce(loss)
-        loss.sum().backward()
-        assert buckets.mean().item() == pytest.approx(loss.item())
-        # The loss; the last layer while the first still waits for its gradient; the rest.
-        assert sent == [(1, False), (16, False), (16, True), (3, True)]
-        torch.testing.assert_close(buckets.gradients["first"], first.grad)
-        torch.testing.assert_close(buckets.gradients["second"], second.grad)
-        assert not bool(buckets.gradients["idle"].any())
+    first, idle = torch.zeros(2, 3, requires_grad=True), torch.zeros(4, requires_grad=True)
+    first.grad = torch.full((2, 3), 5.0)
+    distributed.mean_gradients([first, idle])
+    assert torch.equal(first.grad, torch.full((2, 3), 3.0))
+    assert torch.equal(idle.grad, torch.full((4,), 0.5))

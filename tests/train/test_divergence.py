@@ -20,8 +20,8 @@ from bwt.runs.directory import RunDirectory
 from bwt.runs.files import RunError
 from bwt.sweep.cells import make_cell
 from bwt.sweep.sweep import Sweep, status_line
-from bwt.train import divergence, loop
-from bwt.train.divergence import HOPELESS, PATIENCE, Watch
+from bwt.train import divergence
+from bwt.train.divergence import HOPELESS, PATIENCE, DivergenceCheck
 from bwt.train.optim import Optimizer
 from bwt.train.schedule import log_spaced
 
@@ -47,15 +47,15 @@ def strict(path):
 
 
 def spoil_at(step, monkeypatch, spoil):
-    """`spoil` is called with the trainer before that step."""
-    update = train.Trainer.update
+    """Call `spoil` with the training step before that update."""
+    update = train.TrainStep.update
 
-    def patched(self, stop):
-        if self.step == step - 1:
+    def patched(self, batch=None):
+        if self.count == step - 1:
             spoil(self)
-        return update(self, stop)
+        update(self, batch)
 
-    monkeypatch.setattr(train.Trainer, "update", patched)
+    monkeypatch.setattr(train.TrainStep, "update", patched)
 
 
 @pytest.fixture
@@ -67,18 +67,19 @@ def impatient(monkeypatch):
 def rarely_looked_at(monkeypatch):
     """As on a GPU: where a line is logged, here every 8 steps, and where there is a checkpoint."""
 
-    class Rarely(loop.Watched):
-        def __init__(self, trainer):
-            super().__init__(trainer)
-            self.logs = self.evaluations | set(range(0, 41, 8))
-            self.at_once = False
+    make = train.Run.__init__
 
-    monkeypatch.setattr(loop, "Watched", Rarely)
+    def rarely(self, *arguments):
+        make(self, *arguments)
+        self.logs = self.evaluations | set(range(0, 41, 8))
+        self.reads_every_step = False
+
+    monkeypatch.setattr(train.Run, "__init__", rarely)
 
 
-def make_weights_nan(trainer):
+def make_weights_nan(step):
     with torch.no_grad():
-        trainer.parameters[0].fill_(math.nan)
+        next(iter(step.master.values())).fill_(math.nan)
 
 
 def test_the_first_bad_step_is_named_and_the_last_checkpoint_kept(tmp_path, monkeypatch):
@@ -105,13 +106,13 @@ def test_on_a_gpu_it_is_noticed_at_the_next_look_and_the_step_is_exact(
 
 def test_a_look_reads_the_losses_since_the_last_one():
     losses = torch.full((6,), math.inf)  # steps to come may hold anything
-    watch = Watch(4, losses)
+    check = DivergenceCheck(4, losses)
     for step in (2, 3, 5):
         losses[:step] = 1.0
-        assert watch.look(step) is None
+        assert check.read(step) is None
     losses[2] = math.nan  # seen before
     losses[5] = math.nan
-    assert watch.look(6).step == 6
+    assert check.read(6).step == 6
 
 
 def test_what_is_hopeless():
@@ -125,10 +126,10 @@ def test_what_is_hopeless():
         (1, [1e-3] * 3 * PATIENCE, None),  # a guess of one outcome costs nothing
     ):
         for every in (1, 64):
-            watch, found = Watch(outcomes, torch.tensor(losses)), None
+            check, found = DivergenceCheck(outcomes, torch.tensor(losses)), None
             for step in range(1, len(losses) + 1):
                 if step % every == 0 or step == len(losses):
-                    found = found or watch.look(step)
+                    found = found or check.read(step)
             assert (found.step if found else None) == want
 
 
@@ -209,14 +210,14 @@ def test_a_resumed_run_diverges_at_the_step_of_the_uninterrupted(
 
 def test_one_that_recovers_is_a_result(tmp_path, monkeypatch):
     """A loss that is not finite once and leaves the weights alone."""
-    look = Watch.look
+    read = DivergenceCheck.read
 
     def once(self, step):
         if step == 5:
             self.losses[4] = math.inf
-        return look(self, step)
+        return read(self, step)
 
-    monkeypatch.setattr(Watch, "look", once)
+    monkeypatch.setattr(DivergenceCheck, "read", once)
     config = dataclasses.replace(CONFIG, on_divergence="continue")
     result = train.train(config, tmp_path / "run")
     assert result.divergence is None and result.evaluation is not None
@@ -233,7 +234,7 @@ def test_weights_that_the_loss_has_not_shown_yet_are_not_saved(tmp_path, monkeyp
         self.count = getattr(self, "count", 0) + 1
         if self.count == step:
             with torch.no_grad():
-                self.weights.master[0, 0] = math.inf
+                next(iter(self.weights.values())).fill_(math.inf)
 
     monkeypatch.setattr(Optimizer, "step", patched)
     result = train.train(CONFIG, tmp_path / "run")
@@ -242,11 +243,11 @@ def test_weights_that_the_loss_has_not_shown_yet_are_not_saved(tmp_path, monkeyp
 
 
 def test_an_interrupted_run_with_bad_weights_is_not_saved(tmp_path, monkeypatch, rarely_looked_at):
-    def spoil(trainer):
-        trainer.program.optimizer.exp_avg.fill_(math.nan)
+    def spoil_and_stop(step):
+        os.kill(os.getpid(), signal.SIGTERM)
+        step.optimizer.state("head.weight")["exp_avg"].fill_(math.nan)
 
-    spoil_at(13, monkeypatch, lambda trainer: os.kill(os.getpid(), signal.SIGTERM))
-    spoil_at(14, monkeypatch, spoil)  # the last step
+    spoil_at(13, monkeypatch, spoil_and_stop)  # before the last step
     result = train.train(CONFIG, tmp_path / "run")
     assert result.signal is None and result.divergence.message == "the weights are not finite"
     assert result.run.last_step() == 10

@@ -14,10 +14,8 @@ from bwt.records.geometry import Geometry
 from bwt.report import reading, report
 from bwt.runs.checkpoints import load_state, load_weights
 from bwt.runs.files import RunError, read_json, write_json
-from bwt.train.averaging import Averaged
 from bwt.train.extending import extended, in_words
-from bwt.train.plateau import Plateau
-from bwt.train.schedule import lr_factor
+from bwt.train.schedule import Plateau, lr_factor
 
 CONSTANT = dataclasses.replace(SMALL, decay="none", warmup=0.0, average=0.0)
 
@@ -25,7 +23,7 @@ CONSTANT = dataclasses.replace(SMALL, decay="none", warmup=0.0, average=0.0)
 def same_state(a, b):
     (step, one), (other, two) = load_state(a), load_state(b)
     assert step == other and one.keys() == two.keys()
-    ours = [name for name in one if name not in ("seconds", "loss_sum", "counts")]
+    ours = [name for name in one if name not in ("run/seconds", "step/sums", "run/logged")]
     assert all(torch.equal(one[name], two[name]) for name in ours)
 
 
@@ -89,11 +87,14 @@ def test_interrupted_in_the_extension(tmp_path, monkeypatch):
 
 
 def test_a_mean_of_weights_begins_anew():
-    master = torch.zeros(1, 3)
-    config = dataclasses.replace(SMALL, steps=100, average=0.5)
-    assert Averaged(master, config).start == 50
-    assert Averaged(master, dataclasses.replace(config, extended=[20, 40])).start == 50
-    assert Averaged(master, dataclasses.replace(config, extended=[60])).start == 60
+    for ends, first in (([], 50), ([20, 40], 50), ([60], 60)):
+        config = dataclasses.replace(SMALL, steps=100, average=0.5, extended=ends)
+        step = train.build_step(config, torch.device("cpu"))
+        averaged = []
+        for count in (first - 1, first):
+            step.count = count
+            averaged.append(step._next_phase().averaged)
+        assert averaged == [False, True]
 
 
 def test_until_the_next_plateau(tmp_path):
@@ -114,17 +115,6 @@ def test_what_was_seen_in_the_fall_does_not_count():
     plateau.reopen()
     assert plateau.kl == {10: 0.5, 40: 0.4} and plateau.ending is None
     assert plateau.lr_factor(60) == 1.0
-
-
-def test_a_stack_is_extended(tmp_path):
-    outs = []
-    for seed in (0, 1):
-        outs.append(tmp_path / f"run{seed}")
-        config = dataclasses.replace(CONSTANT, seed=seed)
-        train.train(config, outs[-1])
-    results = train.resume_together(outs, extend=4)
-    assert [result.step for result in results] == [16, 16]
-    assert all(read_json(out / "config.json")["extended"] == [12] for out in outs)
 
 
 @pytest.mark.parametrize("count", [0, -3])

@@ -2,17 +2,19 @@
 is the run without it."""
 
 import dataclasses
+import os
+import signal
 
 import pytest
 import torch
 from helpers.same_runs import losses, same_files
+from helpers.small_runs import interrupt_at
 
 from bwt import train
 from bwt.cli import main
 from bwt.runs.checkpoints import load_state, load_weights
 from bwt.runs.config import TrainConfig
-from bwt.runs.directory import RunDirectory
-from bwt.train.freezing import entries
+from bwt.train.freezing import frozen_rows
 from bwt.train.optim import MOMENTUM, orthogonalise
 from bwt.train.schedule import lr_factor
 
@@ -40,9 +42,8 @@ def branch(part, variant="adamw", **settings):
     return dataclasses.replace(FREE, **{**VARIANTS[variant], **chosen, **settings})
 
 
-def trainer(config, folder):
-    run = RunDirectory.create(folder)
-    return train.Trainer(config, run, torch.device("cpu"), lambda text: None)
+def build(config):
+    return train.build_step(config, torch.device("cpu"))
 
 
 def weights(trained):
@@ -59,23 +60,21 @@ def frozen_by_hand(part, name):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("part", ["routing", "content"])
-def test_what_is_frozen_does_not_change_by_a_bit_and_all_else_does(part, variant, tmp_path):
-    trained = trainer(branch(part, variant), tmp_path / "run")
-    free = trainer(branch("none", variant), tmp_path / "free")
+def test_what_is_frozen_does_not_change_by_a_bit_and_all_else_does(part, variant):
+    trained = build(branch(part, variant))
+    free = build(branch("none", variant))
     for _ in range(S):
-        trained.update(False), free.update(False)
+        trained.update(), free.update()
     before, same = weights(trained), weights(free)
     assert all(torch.equal(p, same[name]) for name, p in before.items())
     for _ in range(S, STEPS):
-        trained.update(False)
+        trained.update()
         held = 0
         for name, p in trained.model.named_parameters():
             rows = frozen_by_hand(part, name)
             assert torch.equal(p[rows], before[name][rows]), name
-            averaged = trained.program.averaged
-            if averaged.applies(trained.step - 1):
-                mean = trained.program.weights.layout.views(averaged.mean[0])[name]
-                assert torch.equal(mean[rows], before[name][rows]), name
+            if trained.best() is trained.average:
+                assert torch.equal(trained.average[name][rows], before[name][rows]), name
             held += p[rows].numel()
         assert held > 1000
     for name, p in trained.model.named_parameters():
@@ -107,13 +106,8 @@ def test_resumed_before_and_after_the_freeze_equals_uninterrupted(
 ):
     config = branch("routing", variant)
     whole = train.train(config, tmp_path / "whole").run
-    update = train.Trainer.update
-
-    def stopping(self, wished):
-        return update(self, wished) or self.step == stop
-
     with monkeypatch.context() as patch:
-        patch.setattr(train.Trainer, "update", stopping)
+        interrupt_at(stop, lambda: os.kill(os.getpid(), signal.SIGTERM), patch)
         run = train.train(config, tmp_path / "parts").run
     assert load_state(run)[0] == stop
     train.resume(run.path)
@@ -122,17 +116,17 @@ def test_resumed_before_and_after_the_freeze_equals_uninterrupted(
     same_files(whole, run)
 
 
-def test_others_step_as_if_frozen_rows_were_not_there(tmp_path):
+def test_others_step_as_if_frozen_rows_were_not_there():
     """Muon makes the rows of a step orthogonal to each other: gradients or momentum of the frozen
     ones would turn the step of the rest."""
-    trained = trainer(branch("routing", "muon-averaged", clip=0.0), tmp_path / "run")
+    trained = build(branch("routing", "muon-averaged", clip=0.0))
     for _ in range(S):
-        trained.update(False)
+        trained.update()
     p = trained.model.blocks[0].attn.qkv.weight
     before = p.detach().clone()
     name = "blocks.0.attn.qkv.weight"
-    momentum = trained.program.optimizer.state(0)[f"{name}:momentum"][2 * WIDTH :].clone()
-    trained.update(False)
+    momentum = trained.optimizer.state(name)["momentum"][2 * WIDTH :].clone()
+    trained.update()
     gradient = p.grad[2 * WIDTH :]
     momentum.lerp_(gradient, 1 - MOMENTUM)
     ahead = torch.lerp(gradient, momentum, MOMENTUM)
@@ -143,11 +137,11 @@ def test_others_step_as_if_frozen_rows_were_not_there(tmp_path):
     torch.testing.assert_close(p[2 * WIDTH :], alone, atol=1e-5, rtol=0)
 
 
-def test_from_the_start(tmp_path):
-    trained = trainer(branch("routing", freeze_at=0), tmp_path / "run")
+def test_from_the_start():
+    trained = build(branch("routing", freeze_at=0))
     before = weights(trained)
-    trained.update(False)
-    for name, rows in entries(trained.model, "routing").items():
+    trained.update()
+    for name, rows in frozen_rows(trained.model, "routing").items():
         assert torch.equal(trained.model.get_parameter(name)[rows], before[name][rows])
     assert not torch.equal(trained.model.head.weight, before["head.weight"])
 

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 from helpers.same_runs import losses, same_files
+from helpers.small_runs import crash, interrupt_at
 
 from bwt import tasks, train
 from bwt.geometry.keys import keys
@@ -58,16 +59,8 @@ def test_it_moves_the_keys_the_right_way_and_the_logged_loss_is_the_tasks(tmp_pa
 def test_resumed_with_a_penalty_equals_uninterrupted(tmp_path, monkeypatch):
     config = dataclasses.replace(CONFIG, key_penalty=1.0, steps=12, optimizer="muon")
     whole = train.train(config, tmp_path / "whole").run
-
-    update = train.Trainer.update
-
-    def crashing(self, stop):
-        if self.step == 10:
-            raise MemoryError
-        return update(self, stop)
-
     with monkeypatch.context() as patch:
-        patch.setattr(train.Trainer, "update", crashing)
+        interrupt_at(10, crash, patch)
         with pytest.raises(MemoryError):
             train.train(config, tmp_path / "parts")
     same_files(whole, train.resume(tmp_path / "parts").run)

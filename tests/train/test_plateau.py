@@ -12,9 +12,7 @@ from bwt import tasks, train
 from bwt.records.estimates import Estimate
 from bwt.records.evaluation import METRICS, OF_MEAN, Evaluation, Score
 from bwt.runs.directory import RunDirectory
-from bwt.train.curriculum import curriculum
-from bwt.train.plateau import Plateau
-from bwt.train.schedule import lr_factor
+from bwt.train.schedule import Plateau, curriculum, lr_factor
 
 
 def evaluation(kl, floor=4.0):
@@ -30,7 +28,7 @@ def end_of(curve, cap=10_000, **options):
     """The steps at which the rate begins to fall and at which the run ends."""
     plateau = Plateau.of(dataclasses.replace(SMALL, **{"until": "plateau", "steps": cap} | options))
     for step in sorted(plateau.evaluations()):
-        plateau.see(step, evaluation(curve(step)))
+        plateau.record(step, evaluation(curve(step)))
         if plateau.reached(step):
             plateau.ending = step
             break
@@ -106,7 +104,7 @@ PLATEAU = dataclasses.replace(SMALL, until="plateau", steps=120, lr=1e-9, averag
 
 def easily_reached(monkeypatch):
     """A model that learns nothing and is not taken to be at a floor."""
-    monkeypatch.setattr("bwt.train.plateau.at_floor", lambda kl, floors: False)
+    monkeypatch.setattr("bwt.train.schedule.at_floor", lambda kl, floors: False)
 
 
 def test_a_run_stops_at_its_plateau_and_resumes_to_the_same_end(tmp_path, monkeypatch):

@@ -10,7 +10,6 @@ from helpers.small_runs import SMALL, crash, interrupt_at
 
 from bwt import train
 from bwt.cli import main
-from bwt.runs.directory import RunDirectory
 from bwt.runs.files import RunError
 from bwt.runs.presets import resolve
 from bwt.train import settings as train_settings
@@ -35,7 +34,6 @@ TWO_THREADS = dataclasses.replace(SMALL, threads=2, precision="tf32")
 CALLS = {
     "train": lambda out, say: train.train(TWO_THREADS, out, say=say),
     "resume": lambda out, say: train.resume(out, extend=2, say=say),
-    "resume_together": lambda out, say: train.resume_together([out], extend=2, say=say),
 }
 
 
@@ -70,8 +68,8 @@ def test_quick_presets_take_one_thread_and_the_size_of_the_paper_all(
     monkeypatch.setattr(train_settings, "cpu_limit", lambda: 64)
     torch.set_num_threads(8)
     config = resolve(task, "transformer", preset)
-    trainer = train.Trainer(config, RunDirectory("."), torch.device("cpu"), say=print)
-    assert train_settings.set_threads(0, trainer.flops()) == want == torch.get_num_threads()
+    step = train.build_step(config, torch.device("cpu"))
+    assert train_settings.set_threads(0, step.flops()) == want == torch.get_num_threads()
 
 
 def test_no_more_threads_than_the_caller_or_the_quota_allow(caller, monkeypatch):

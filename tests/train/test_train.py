@@ -21,9 +21,9 @@ from bwt.runs.directory import RunDirectory
 from bwt.runs.files import RunError, read_json, write_json
 from bwt.runs.loading import build_model
 from bwt.runs.presets import resolve
-from bwt.train.program import why_no_graph
+from bwt.train.graphs import why_no_graph
+from bwt.train.run import means
 from bwt.train.schedule import log_spaced, lr_factor
-from bwt.train.trainer import means
 
 VARIANTS = {
     "adamw": {},
@@ -188,37 +188,33 @@ def test_the_authors_recipes():
 
 def test_the_averaged_weights_are_the_ones_saved_and_evaluated(tmp_path):
     config = dataclasses.replace(SMALL, average=0.5)
-    trainer = train.Trainer(
-        config,
-        RunDirectory.create(tmp_path / "run"),
-        torch.device("cpu"),
-        lambda text: None,
-    )
+    step = train.build_step(config, torch.device("cpu"))
+    run = train.Run(RunDirectory.create(tmp_path / "run"), config, step)
+    parameters = dict(step.model.named_parameters())
     seen = []
     for _ in range(12):
-        trainer.update(False)
-        seen.append([p.detach().clone() for p in trainer.parameters])
-    trainer.save()
-    saved = load_weights(trainer.run, 12)
-    names = [name for name, _ in trainer.model.named_parameters()]
+        step.update()
+        seen.append([p.detach().clone() for p in parameters.values()])
+    run.save()
+    saved = load_weights(run.directory, 12)
+    names = list(parameters)
     for i, name in enumerate(names):
         want = torch.stack([weights[i] for weights in seen[6:]]).double().mean(0)
         torch.testing.assert_close(saved[name].double(), want, atol=1e-6, rtol=1e-5)
     # The trained ones are in place again.
-    assert all(torch.equal(p, q) for p, q in zip(trainer.parameters, seen[-1], strict=True))
+    assert all(torch.equal(p, q) for p, q in zip(parameters.values(), seen[-1], strict=True))
 
 
-def test_a_run_of_before_with_one_flat_generator_can_be_resumed(tmp_path, monkeypatch):
-    whole = train.train(SMALL, tmp_path / "whole").run
+def test_the_state_of_an_older_version_is_refused_in_one_line(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         interrupt_at(5, lambda: os.kill(os.getpid(), signal.SIGTERM), patch)
-        run = train.train(SMALL, tmp_path / "parts").run
+        run = train.train(SMALL, tmp_path / "run").run
     step, state = load_state(run)
-    write_tensors(run.state_path(step), {**state, "generator": state["generator"][0]}, {})
-    train.resume(run.path)
-    if step not in whole.steps():
-        run.weights_path(step).unlink()
-    same_files(whole, run)
+    older = {**state, "counts": torch.tensor([5, 0])}
+    del older["run/logged"]
+    write_tensors(run.state_path(step), older, {})
+    with pytest.raises(RunError, match="is not the state of this run"):
+        train.resume(run.path)
 
 
 def test_a_model_is_the_same_wherever_it_is_built_and_leaves_the_generators_alone():
@@ -329,7 +325,7 @@ def test_a_start_that_fails_can_be_tried_again(tmp_path, monkeypatch, exists):
         raise MemoryError("no memory for the model")
 
     with monkeypatch.context() as patch:
-        patch.setattr("bwt.train.run.Trainer", fail)
+        patch.setattr("bwt.train.loop.set_threads", fail)
         with pytest.raises(MemoryError):
             train.train(SMALL, path)
     assert not path.exists() or not any(path.iterdir())
@@ -337,11 +333,11 @@ def test_a_start_that_fails_can_be_tried_again(tmp_path, monkeypatch, exists):
 
 
 def test_a_run_that_has_begun_is_not_taken_back(tmp_path, monkeypatch):
-    def fail(trainers):
+    def fail(run, monitor):
         raise MemoryError("no memory for a step")
 
     with monkeypatch.context() as patch:
-        patch.setattr("bwt.train.run.run_all", fail)
+        patch.setattr("bwt.train.loop._train", fail)
         with pytest.raises(MemoryError):
             train.train(SMALL, tmp_path / "run")
     assert train.resume(tmp_path / "run").evaluation is not None

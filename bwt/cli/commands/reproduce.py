@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bwt.cli.workers import Live, add_workers, say_unless, stack_size, workers
+from bwt.cli.workers import Live, add_workers, say_unless, workers
 from bwt.progress import duration
 from bwt.records.results import Results
 from bwt.reproduce import SCALES, Reproduction
@@ -58,7 +58,6 @@ def run(arguments: argparse.Namespace) -> int:
         only=tuple(arguments.only),
         seeds=arguments.seeds,
         gather=arguments.gather,
-        stack=stack_size(arguments),
         show=Live(arguments.json),
         say=say,
     )

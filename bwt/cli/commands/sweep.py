@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bwt import models, tasks
-from bwt.cli.workers import Live, add_workers, say_unless, stack_size, workers
+from bwt.cli.workers import Live, add_workers, say_unless, workers
 from bwt.options import kind_of
 from bwt.records.base import plain
 from bwt.runs.config import TrainConfig
@@ -59,7 +59,7 @@ def _boolean(text: str) -> bool:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    fixed = {"task", "model", "preset", "out", "jobs", "stack", "threads", "ray", "json", "run"}
+    fixed = {"task", "model", "preset", "out", "jobs", "threads", "ray", "json", "run"}
     fields = {k: v for k, v in vars(arguments).items() if k not in fixed}
     out = Path(arguments.out).resolve()
     choices = {"task": arguments.task, "model": arguments.model, **fields}
@@ -73,7 +73,6 @@ def run(arguments: argparse.Namespace) -> int:
         workers(arguments),
         show=Live(arguments.json),
         say=say,
-        stack=stack_size(arguments),
     )
     most = max(x.config.steps for x in cells)
     say(f"preset {arguments.preset}: {len(cells)} cells of up to {most:,} steps")

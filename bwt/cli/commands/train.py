@@ -11,7 +11,8 @@ from pathlib import Path
 
 from bwt import models, tasks, train
 from bwt.cli import flags
-from bwt.progress import duration
+from bwt.cli.live_plot import live_plot
+from bwt.progress import Progress, duration
 from bwt.runs.config import TrainConfig
 from bwt.runs.files import FullDisk, full_disk, read_former
 from bwt.runs.presets import PRESETS, preset, preset_model, preset_task, resolve
@@ -27,7 +28,7 @@ def add_arguments(parser: flags.Parser, argv: Sequence[str]) -> None:
     model = _peek(argv, "--model", models.MODELS) or "transformer"
     chosen = _peek(argv, "--preset", PRESETS) or "quick"
     parser.usage = "bwt train TASK [--model NAME] [--preset NAME] [--out DIR] [options]\n" + (
-        "       bwt train --resume DIR [DIR ...] [--extend N]"
+        "       bwt train --resume DIR [--extend N] [--threads N]"
     )
     if task is None:
         parser.epilog = "`bwt train TASK --help` shows the options of the task as well."
@@ -46,13 +47,7 @@ def add_arguments(parser: flags.Parser, argv: Sequence[str]) -> None:
         "(default: quick)",
     )
     add("--out", metavar="DIR", help="run directory (default: runs/TASK-MODEL-TIME)")
-    add(
-        "--resume",
-        metavar="DIR",
-        nargs="+",
-        help="continue the run in this directory, bit for bit; several that differ in numbers only "
-        "(seed, learning rate, ...) train together in one program",
-    )
+    add("--resume", metavar="DIR", help="continue the run in this directory, bit for bit")
     add(
         "--extend",
         metavar="N",
@@ -62,7 +57,7 @@ def add_arguments(parser: flags.Parser, argv: Sequence[str]) -> None:
         "cosine it goes up again to fall once more, until plateau it is held until the next one",
     )
     add(
-        "--watch",
+        "--live-plot",
         action="store_true",
         help="draw a curve of bits from exact Bayes while it trains (on a terminal; elsewhere a "
         "line every 10 s)",
@@ -110,22 +105,15 @@ def run(arguments: argparse.Namespace) -> int:
         if not arguments.json and int(os.environ.get("RANK", 0)) == 0:
             print(text, flush=True)
 
-    if arguments.watch and arguments.json:
-        raise ValueError("train: --watch and --json both write to stdout; leave out one")
+    if arguments.live_plot and arguments.json:
+        raise ValueError("train: --live-plot and --json both write to stdout; leave out one")
+    monitor = _monitor(arguments)
     if arguments.resume:
         _refuse_other_flags(arguments)
-        how = {"extend": arguments.extend, "say": say, "quiet": arguments.json}
         threads = getattr(arguments, "threads", 0)
-        if len(arguments.resume) > 1:
-            if threads:
-                raise ValueError("train: --threads with --resume goes with one run")
-            if arguments.watch:
-                raise ValueError(
-                    "train: --watch draws the curve of one run; resume one, or leave it out"
-                )
-            results = train.resume_together(arguments.resume, **how)
-            return max(_report(result, arguments, say, started) for result in results)
-        result = train.resume(arguments.resume[0], watch=arguments.watch, threads=threads, **how)
+        result = train.resume(
+            arguments.resume, extend=arguments.extend, threads=threads, say=say, monitor=monitor
+        )
     else:
         if arguments.extend is not None:
             raise ValueError("train: --extend goes with --resume DIR, the finished run")
@@ -143,14 +131,19 @@ def run(arguments: argparse.Namespace) -> int:
         opening = (
             f"preset {arguments.preset}: {config.steps:,} steps of {config.batch_size} sequences"
         )
-        how = {"say": say, "quiet": arguments.json, "watch": arguments.watch}
-        result = train.train(config, out, opening=opening, **how)
+        result = train.train(config, out, opening=opening, say=say, monitor=monitor)
     return _report(result, arguments, say, started)
+
+
+def _monitor(arguments: argparse.Namespace) -> Callable[[train.Run], Progress]:
+    if arguments.json:
+        return train.no_progress
+    return live_plot if arguments.live_plot else train.progress_bar
 
 
 def _refuse_other_flags(arguments: argparse.Namespace) -> None:
     known = {"task", "model", "preset", "out", "resume", "json", "run"}
-    known |= {"extend", "watch", "report", "threads"}
+    known |= {"extend", "live_plot", "report", "threads"}
     extra = [f"--{name.replace('_', '-')}" for name in vars(arguments) if name not in known]
     if arguments.task or arguments.out or extra:
         named = ", ".join(filter(None, [arguments.task, arguments.out and "--out", *extra]))

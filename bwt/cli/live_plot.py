@@ -1,5 +1,5 @@
-"""The view of `bwt train --watch`: how far a run is from exact Bayes, step by step, redrawn in
-place while it trains. Where stdout is not a terminal, a line now and then instead."""
+"""The curve of `bwt train --live-plot`: bits from exact Bayes by step, redrawn in place while a run
+trains. Where stdout is not a terminal, a line now and then instead."""
 
 import shutil
 import sys
@@ -11,6 +11,7 @@ from bwt import curve
 from bwt.progress import Progress
 from bwt.records.evaluation import Evaluation
 from bwt.records.metrics import MetricsRow
+from bwt.train import Run
 
 SECONDS = 10.0  # between lines, where nothing can be redrawn
 WIDEST, TALLEST = 100, 12  # of the picture
@@ -19,7 +20,7 @@ AROUND = 5  # lines beside it: the axis, its ends, what is shown, the pace, and 
 BINS = 400  # parts of the run whose training loss is kept
 
 
-class View(Progress):
+class LivePlot(Progress):
     def __init__(
         self,
         total: int,
@@ -115,3 +116,9 @@ class View(Progress):
 def _bin(step: int, total: int, bins: int) -> int:
     """Which part of a run a step is in."""
     return bins * min(step, total) // (total + 1)
+
+
+def live_plot(run: Run) -> LivePlot:
+    """Return the curve of a run, which shows what was recorded before it was resumed."""
+    rows = run.directory.read_metrics()
+    return LivePlot(run.config.steps, run.step.count, rows, quiet=not run.main)

@@ -1,4 +1,4 @@
-"""The curve of `bwt train --watch`."""
+"""The curve of `bwt train --live-plot`."""
 
 import io
 import math
@@ -11,10 +11,9 @@ from helpers import ROOT, screen
 from helpers.small_runs import SMALL
 
 from bwt import curve, train
-from bwt.cli import main
+from bwt.cli import live_plot, main
+from bwt.cli.live_plot import LivePlot
 from bwt.records.metrics import MetricsRow
-from bwt.train import view
-from bwt.train.view import View
 
 COMMAND = [sys.executable, "-P", "-m", "bwt", "train", "bijection", "--preset", "quick"]
 TINY = "--num-symbols 4 --steps 60 --batch-size 4 --eval-sequences 64 --evaluations 4 --width 16"
@@ -32,8 +31,8 @@ def shown(monkeypatch):
 
     def make(columns=80, rows=24, total=100, **settings):
         size = os.terminal_size((columns, rows))
-        monkeypatch.setattr(view.shutil, "get_terminal_size", lambda: size)
-        return View(total, 0, quiet=False, file=Terminal(), **settings)
+        monkeypatch.setattr(live_plot.shutil, "get_terminal_size", lambda: size)
+        return LivePlot(total, 0, quiet=False, file=Terminal(), **settings)
 
     return make
 
@@ -72,19 +71,19 @@ def in_a_terminal(tmp_path):
 
 def test_the_curve_of_a_training(in_a_terminal):
     """The picture is redrawn in place, beneath the lines of the evaluations; the last one stays."""
-    seen = in_a_terminal("--watch")
+    seen = in_a_terminal("--live-plot")
     whole = "\n".join(seen)
     assert whole.count("bits from exact Bayes:  o evaluated  . training loss") == 1
     assert re.search(r"- best floor \(\w+, 0\.\d+\)$", whole, re.M)
     assert "tokens/s" not in whole  # of the moment, and gone with it
     bottom = next(i for i, line in enumerate(seen) if line.endswith("60") and " 0 " in line)
-    picture = seen[bottom - 1 - view.TALLEST : bottom - 1]
+    picture = seen[bottom - 1 - live_plot.TALLEST : bottom - 1]
     assert all(line[curve.LABEL + 1] == "|" for line in picture)
     assert sum(line.count("o") for line in picture) == 4
     assert sum(line.count("-") for line in picture) > 60  # the floor
     assert sum(line.count(".", curve.LABEL + 2) for line in picture) > 20
     evaluations = [i for i, line in enumerate(seen) if re.match(r"step +\d+ .* kl ", line)]
-    assert len(evaluations) == 4 and evaluations[-1] < bottom - view.TALLEST
+    assert len(evaluations) == 4 and evaluations[-1] < bottom - live_plot.TALLEST
 
 
 def test_no_curve_that_nobody_asked_for(in_a_terminal):
@@ -94,8 +93,16 @@ def test_no_curve_that_nobody_asked_for(in_a_terminal):
 
 
 def test_elsewhere_a_line_now_and_then(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(view, "SECONDS", 0.0)
-    words = ["train", "bijection", "--preset", "quick", "--watch", "--out", str(tmp_path / "run")]
+    monkeypatch.setattr(live_plot, "SECONDS", 0.0)
+    words = [
+        "train",
+        "bijection",
+        "--preset",
+        "quick",
+        "--live-plot",
+        "--out",
+        str(tmp_path / "run"),
+    ]
     assert main([*words, *TINY.split()]) == 0
     text = capsys.readouterr().out
     assert "\x1b" not in text and "\r" not in text
@@ -113,7 +120,7 @@ def test_the_picture_is_taken_away_before_something_is_said(shown):
     x.draw(30, "c", 1)
     seen = screen.lines(x.file.getvalue())
     assert seen[0] == "hello" and sum("tokens/s" in line for line in seen) == 1
-    assert "step 30 of 100" in seen[-1] and len(seen) == 1 + view.TALLEST + 4
+    assert "step 30 of 100" in seen[-1] and len(seen) == 1 + live_plot.TALLEST + 4
 
 
 @pytest.mark.parametrize("columns,rows", [(30, 24), (80, 8)])
@@ -140,17 +147,15 @@ def test_a_run_that_goes_on_shows_where_it_was(shown):
     rows = [MetricsRow(40, excess=0.5, evaluation={"kl": 0.4}), MetricsRow(60, excess=None)]
     picture = "\n".join(shown(rows=24, total=100).picture())
     assert "o" not in picture.replace("floor", "").partition("+")[0]
-    x = View(100, 60, rows, quiet=False, file=Terminal())
-    assert "o" in "\n".join(x.picture()[: view.TALLEST])
+    x = LivePlot(100, 60, rows, quiet=False, file=Terminal())
+    assert "o" in "\n".join(x.picture()[: live_plot.TALLEST])
 
 
 def test_nothing_is_drawn_by_a_process_that_does_not_speak(tmp_path, capsys):
-    train.train(SMALL, tmp_path / "run", watch=True, quiet=True)
+    train.train(SMALL, tmp_path / "run", monitor=live_plot.live_plot)
     assert capsys.readouterr().out == ""
 
 
 def test_what_does_not_go_with_it(capsys, tmp_path):
-    assert main(["train", "bijection", "--watch", "--json"]) == 2
+    assert main(["train", "bijection", "--live-plot", "--json"]) == 2
     assert "leave out one" in capsys.readouterr().err
-    assert main(["train", "--resume", "a", "b", "--watch"]) == 2
-    assert "curve of one run" in capsys.readouterr().err
