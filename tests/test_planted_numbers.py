@@ -81,7 +81,7 @@ def test_terminal_of_train(evaluations, capsys, tmp_path):
 
 
 def test_terminal_of_eval(evaluations, capsys, tmp_path):
-    train.train(SMALL, tmp_path / "run", quiet=True)
+    train.train(SMALL, tmp_path / "run")
     evaluations.clear()
     capsys.readouterr()
     assert main(["eval", str(tmp_path / "run")]) == 0

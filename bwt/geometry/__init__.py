@@ -7,7 +7,7 @@
 >>> task, sizes = {"num_symbols": 4, "replacement": True}, {"layers": 1, "width": 8}
 >>> settings = dict(steps=2, evaluations=1, eval_sequences=8)
 >>> config = bwt.train.TrainConfig("bijection", "transformer", task, sizes, **settings)
->>> result = bwt.train.train(config, out, quiet=True)
+>>> result = bwt.train.train(config, out)
 >>> found = bwt.geometry.examine(out, sequences=16, quiet=True)
 >>> len(found.attention.layers), sorted(found.attention.uniform_mass)
 (1, ['evidence', 'irrelevant', 'matching', 'self'])

@@ -43,7 +43,7 @@ def load(path: str | Path, step: int | None = None, device: str | torch.device =
     >>> out = tempfile.mkdtemp() + "/run"
     >>> settings = dict(steps=2, evaluations=1, eval_sequences=8)
     >>> config = bwt.train.TrainConfig("bijection", task_options={"num_symbols": 4}, **settings)
-    >>> result = bwt.train.train(config, out, quiet=True, say=lambda line: None)
+    >>> result = bwt.train.train(config, out)
     >>> task, model, config = bwt.load(out)
     >>> task.name, task.num_symbols, config.steps
     ('bijection', 4, 2)
