@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from emulator.gpu import __main__ as emulated_gpu
 from helpers import ROOT, tiers
 
 TIERS = {"slow", "emulated", "build"}
@@ -35,3 +36,12 @@ def test_a_skip_for_an_unlisted_reason_fails(listed, code, tmp_path):
     done = subprocess.run([*command, path], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == code and "skipped: " in done.stdout
     assert ("no test may be skipped because: " in done.stdout) == (not listed)
+
+
+@pytest.mark.parametrize("codes", [(-9, 0), (0, -9), (1, 0), (0, 1)])
+def test_an_emulated_run_that_is_killed_is_a_failure(codes, monkeypatch):
+    """Python reports death by a signal as a negative exit code."""
+    left = iter(codes)
+    monkeypatch.setattr(emulated_gpu.device, "torch_is_for_gpus", lambda: False)
+    monkeypatch.setattr(emulated_gpu, "run", lambda *arguments, gpus: next(left))
+    assert emulated_gpu.main([]) != 0
