@@ -76,22 +76,15 @@ class Optimizer:
         self.lr, self.muon_lr = self.peaks.clone().split(1)
         self.limit = torch.full((1,), config.clip, device=device)  # of the norm of the gradient
         self.muon = Muon(matrices)
-        self.adamw = torch.optim.AdamW(
-            rest,
-            lr=config.lr,
-            betas=(config.beta1, config.beta2),
-            eps=EPSILON,
-            weight_decay=config.weight_decay,
-            fused=True,
-            capturable=device.type == "cuda",
-        )
-        self.adamw.param_groups[0]["lr"] = self.lr
-        for p in rest:  # torch makes them in the first step; a graph and a resume need them before
-            self.adamw.state[p] = {
+        # torch.optim.AdamW would import torch._dynamo, which takes seconds; this is its kernel.
+        self.adamw = {
+            p: {
                 "step": torch.zeros((), device=device),
                 "exp_avg": torch.zeros_like(p),
                 "exp_avg_sq": torch.zeros_like(p),
             }
+            for p in rest
+        }
 
     @torch.no_grad()
     def step(self, factor: Tensor) -> None:
@@ -100,8 +93,29 @@ class Optimizer:
             self._clip()
         torch.mul(self.peaks[:1], factor, out=self.lr)
         torch.mul(self.peaks[1:], factor, out=self.muon_lr)
-        self.adamw.step()
+        self._adamw()
         self.muon.step(self.muon_lr)
+
+    def _adamw(self) -> None:
+        weights = [p for p in self.adamw if p.grad is not None]
+        states = [self.adamw[p] for p in weights]
+        steps = [state["step"] for state in states]
+        torch._foreach_add_(steps, 1)
+        torch._fused_adamw_(
+            weights,
+            [p.grad for p in weights if p.grad is not None],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            steps,
+            lr=self.lr[0],
+            beta1=self.config.beta1,
+            beta2=self.config.beta2,
+            weight_decay=self.config.weight_decay,
+            eps=EPSILON,
+            amsgrad=False,
+            maximize=False,
+        )
 
     def _clip(self) -> None:
         """Shorten the gradient, if it is longer than allowed. As torch's clip_grad_norm_, but all
@@ -116,7 +130,7 @@ class Optimizer:
         p = self.weights[name]
         if p in self.muon.momentum:
             return {"momentum": self.muon.momentum[p]}
-        return dict(self.adamw.state[p])
+        return dict(self.adamw[p])
 
     def state_dict(self) -> dict[str, Tensor]:
         return {
