@@ -10,6 +10,7 @@ from pathlib import Path
 
 from bwt.sweep.cells import Cell, Command
 from bwt.sweep.workers import registered_here
+from bwt.threads import visible_cpus
 
 
 class Processes:
@@ -18,7 +19,7 @@ class Processes:
 
     def __init__(self, jobs: int = 0, threads: int = 1, *, gpus: bool = True):
         places: list[str | None] = list(_gpus()) if gpus else []
-        count = jobs or len(places) or max(1, _cpus() // threads)
+        count = jobs or len(places) or max(1, visible_cpus() // threads)
         self.slots = list(itertools.islice(itertools.cycle(places or [None]), count))
         self.threads = threads
         self.running: dict[int, tuple[Cell | Command, subprocess.Popen, str | None]] = {}
@@ -60,10 +61,6 @@ class Processes:
     def stop(self, hard: bool) -> None:
         for _, process, _ in self.running.values():
             process.send_signal(signal.SIGKILL if hard else signal.SIGTERM)
-
-
-def _cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _gpus() -> list[str]:
